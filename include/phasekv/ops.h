@@ -1,0 +1,12 @@
+// The ops. Each has a Params struct, a CPU implementation chosen at run time by instruction set, and
+// a double-precision oracle in tests/cpp/oracle. Counts are exact, ranges are half open, strides are
+// elements, empty inputs are ordinary and do nothing. Arithmetic is float32 whatever the storage.
+#pragma once
+
+#include "phasekv/ops/apply_shift.h"
+#include "phasekv/ops/attend_rows.h"
+#include "phasekv/ops/divergence.h"
+#include "phasekv/ops/gather_scatter.h"
+#include "phasekv/ops/mean_residual.h"
+#include "phasekv/ops/rotate_keys.h"
+#include "phasekv/ops/select_top.h"
