@@ -1,0 +1,86 @@
+# `make demo` and `make test` are all a newcomer needs; `make help` lists the rest.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+VENV := $(CURDIR)/.venv
+# The locked CMake, Ninja and formatters come before the system's.
+export PATH := $(VENV)/bin:$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+export PHASEKV_DEMO_MODEL ?= $(HOME)/.cache/phasekv/SmolLM2-135M-Instruct
+# Nothing here needs a model hub, and nothing is reported to anybody.
+export HF_HUB_OFFLINE ?= 1
+export DO_NOT_TRACK ?= 1
+
+WARNINGS_AS_ERRORS := $(if $(CI),ON,OFF)
+PACKAGE_SOURCES := $(shell find include src kernels python CMakeLists.txt pyproject.toml README.md LICENSE \
+    -not -name '*.pyc' -not -name __pycache__ 2>/dev/null)
+CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
+CMAKE_FILES = $(shell git ls-files '*CMakeLists.txt' '*.cmake')
+INSTALLED := $(VENV)/.phasekv-installed
+
+.PHONY: help env configure build install model demo test test-cpp test-python lint format bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+env: ## Make or complete .venv and, where allowed, install the Debian packages
+	@python/environment/setup.sh
+
+configure: env
+	@test -f build/build.ninja && cmake build >/dev/null || \
+	  { echo "==> Configuring build/"; \
+	    cmake --preset release -DPHASEKV_PYTHON=ON -DPython_EXECUTABLE=$(VENV)/bin/python \
+	      -DPHASEKV_WARNINGS_AS_ERRORS=$(WARNINGS_AS_ERRORS); }
+
+build: configure ## Build the C++ library, its tests and the Python module in build/
+	@echo "==> Building build/"
+	@cmake --build build
+
+install: build $(INSTALLED) ## Install the Python package into .venv
+
+# pip builds in build/ too, where `make build` has already compiled everything it needs.
+$(INSTALLED): $(PACKAGE_SOURCES)
+	@echo "==> Installing phasekv into .venv"
+	@python -m pip install --quiet --no-deps --no-build-isolation --force-reinstall --no-index \
+	  -C build-dir=build -C cmake.define.PHASEKV_TESTS=ON .
+	@touch $@
+
+model: install
+	@test -f "$(PHASEKV_DEMO_MODEL)/config.json" || { echo "==> Converting the demo model"; \
+	  phasekv convert --if-missing "$(PHASEKV_DEMO_MODEL)"; }
+
+demo: model ## Run the memory demo and write its report
+	@phasekv demo memory
+
+test: model ## Run the C++ and the Python tests
+	@status=0; $(MAKE) --no-print-directory test-cpp || status=1; \
+	$(MAKE) --no-print-directory test-python || status=1; exit $$status
+
+test-cpp: build
+	@echo "==> C++ tests"
+	@ctest --test-dir build --output-on-failure --timeout 300 -j $(CMAKE_BUILD_PARALLEL_LEVEL)
+
+test-python: model
+	@echo "==> Python tests"
+	@python -m pytest $(PYTEST_ARGS)
+
+lint: configure ## Run every formatter and linter without changing a file
+	@echo "==> clang-format"; clang-format --dry-run --Werror $(CXX_FILES)
+	@echo "==> gersemi"; gersemi --check $(CMAKE_FILES)
+	@echo "==> ruff"; ruff format --check . && ruff check .
+	@echo "==> mypy"; mypy
+	@echo "==> clang-tidy"; python/environment/clang_tidy.sh build
+
+format: env ## Format every file
+	@clang-format -i $(CXX_FILES)
+	@gersemi --in-place $(CMAKE_FILES)
+	@ruff format . && ruff check --fix .
+
+bench: model ## Measure the prefill speedup
+	@python benchmarks/prefill.py $(BENCH_ARGS)
+
+clean: ## Remove the build, but not .venv
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache
