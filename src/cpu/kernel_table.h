@@ -1,0 +1,23 @@
+// The CPU kernels of one instruction set. Arguments have been validated (src/validate.h).
+#pragma once
+
+#include "phasekv/ops/apply_shift.h"
+#include "phasekv/ops/attend_rows.h"
+#include "phasekv/ops/divergence.h"
+#include "phasekv/ops/gather_scatter.h"
+#include "phasekv/ops/mean_residual.h"
+#include "phasekv/ops/rotate_keys.h"
+
+namespace phasekv::cpu {
+
+struct KernelTable {
+  void (*gather_blocks)(const GatherBlocksParams&);
+  void (*scatter_blocks)(const ScatterBlocksParams&);
+  void (*rotate_keys)(const RotateKeysParams&);
+  void (*divergence)(const DivergenceParams&);
+  void (*mean_residual)(const MeanResidualParams&);
+  void (*apply_shift)(const ApplyShiftParams&);
+  void (*attend_rows)(const AttendRowsParams&);
+};
+
+}  // namespace phasekv::cpu

@@ -1,0 +1,11 @@
+#include "cpu/kernels.h"
+
+namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE {
+
+const KernelTable& kernel_table() {
+  static constexpr KernelTable kTable = {gather_blocks, scatter_blocks, rotate_keys, divergence,
+                                         mean_residual, apply_shift,    attend_rows};
+  return kTable;
+}
+
+}  // namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE
