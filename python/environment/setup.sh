@@ -9,7 +9,6 @@ here="$root/python/environment"
 venv="$root/.venv"
 lock="$here/lock.txt"
 debian_list="$here/debian.txt"
-torch="torch==2.13.0"
 
 say() { printf '==> %s\n' "$*"; }
 fail() {
@@ -60,10 +59,12 @@ find_python() {
   fail "the locked environment needs CPython 3.11; name one with PYTHON=/path/to/python3.11"
 }
 
-# One line per package instead of pip's several. Arguments: those of pip install.
+# One line per package instead of pip's several, and no word of an index configured on this machine
+# that lacks one of them. Arguments: those of pip install.
 pip_install() {
-  "$venv/bin/python" -m pip install --no-input --no-compile --progress-bar off "$@" |
-    awk '/^Collecting/ { printf "    [%3d] %s\n", ++n, $2; fflush() }
+  "$venv/bin/python" -m pip install --no-input --no-compile --progress-bar off "$@" \
+    2> >(grep -v '^WARNING: Location .* is ignored' >&2) |
+    awk '/^(Collecting|Processing|Requirement already)/ { printf "    [%3d] %s\n", ++n, $NF; fflush() }
          /^Installing collected/ { print "    unpacking"; fflush() }'
 }
 
@@ -77,9 +78,12 @@ install_python_packages() {
   fi
   say "Python packages: $(grep -c -v '^#' "$lock") locked ones, a few minutes the first time"
   pip_install --no-deps -r "$lock"
-  say "Python packages: $torch"
-  pip_install "$torch"
-  "$venv/bin/python" -c 'import torch' || fail "torch was installed but cannot be imported"
+  if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+    # A CUDA build of torch, which needs NVIDIA's libraries from packages of their own.
+    say "Python packages: what this build of torch needs"
+    pip_install "$(grep '^torch==' "$lock")"
+    "$venv/bin/python" -c 'import torch' || fail "torch was installed but cannot be imported"
+  fi
   rm -f "$venv"/.phasekv-environment-*
   touch "$stamp"
 }
