@@ -64,7 +64,9 @@ find_python() {
 pip_install() {
   "$venv/bin/python" -m pip install --no-input --no-compile --progress-bar off "$@" \
     2> >(grep -v '^WARNING: Location .* is ignored' >&2) |
-    awk '/^(Collecting|Processing|Requirement already)/ { printf "    [%3d] %s\n", ++n, $NF; fflush() }
+    awk 'function show(name) { sub(".*/", "", name); printf "    [%3d] %s\n", ++n, name; fflush() }
+         /^(Collecting|Processing) / { show($2) }
+         /^Requirement already satisfied:/ { show($4) }
          /^Installing collected/ { print "    unpacking"; fflush() }'
 }
 

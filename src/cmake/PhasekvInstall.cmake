@@ -5,34 +5,29 @@ include(GNUInstallDirs)
 
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/phasekv")
 install(
-  TARGETS phasekv
-  EXPORT phasekv-targets
-  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT cpp
+    TARGETS phasekv
+    EXPORT phasekv-targets
+    ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT cpp
 )
 install(
-  DIRECTORY "${PROJECT_SOURCE_DIR}/include/"
-  DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
-  COMPONENT cpp
+    DIRECTORY "${PROJECT_SOURCE_DIR}/include/"
+    DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
+    COMPONENT cpp
 )
-install(
-  EXPORT phasekv-targets
-  NAMESPACE phasekv::
-  DESTINATION "${package_dir}"
-  COMPONENT cpp
-)
+install(EXPORT phasekv-targets NAMESPACE phasekv:: DESTINATION "${package_dir}" COMPONENT cpp)
 configure_package_config_file(
-  "${CMAKE_CURRENT_LIST_DIR}/phasekv-config.cmake.in"
-  "${PROJECT_BINARY_DIR}/phasekv-config.cmake"
-  INSTALL_DESTINATION "${package_dir}"
+    "${CMAKE_CURRENT_LIST_DIR}/phasekv-config.cmake.in"
+    "${PROJECT_BINARY_DIR}/phasekv-config.cmake"
+    INSTALL_DESTINATION "${package_dir}"
 )
 write_basic_package_version_file(
-  "${PROJECT_BINARY_DIR}/phasekv-config-version.cmake"
-  COMPATIBILITY SameMinorVersion
+    "${PROJECT_BINARY_DIR}/phasekv-config-version.cmake"
+    COMPATIBILITY SameMinorVersion
 )
 install(
-  FILES
-    "${PROJECT_BINARY_DIR}/phasekv-config.cmake"
-    "${PROJECT_BINARY_DIR}/phasekv-config-version.cmake"
-  DESTINATION "${package_dir}"
-  COMPONENT cpp
+    FILES
+        "${PROJECT_BINARY_DIR}/phasekv-config.cmake"
+        "${PROJECT_BINARY_DIR}/phasekv-config-version.cmake"
+    DESTINATION "${package_dir}"
+    COMPONENT cpp
 )
