@@ -57,6 +57,15 @@ inline Vec scale_by_power_of_two(Vec a, Vec n) {
                         _mm256_castsi256_ps(second))};
 }
 
+inline Vec scale_normal_by_power_of_two(Vec a, Vec n) {
+  const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n.v), 23);
+  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.v), exponent))};
+}
+
+inline bool any_greater(Vec a, Vec b) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)) != 0;
+}
+
 inline Vec zero_where_less(Vec a, Vec x, Vec bound) {
   return {_mm256_andnot_ps(_mm256_cmp_ps(x.v, bound.v, _CMP_LT_OQ), a.v)};
 }
@@ -98,6 +107,13 @@ inline Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
 inline Vec load(const BFloat16* p) { return widen_bfloat16(load_halves(p)); }
 inline Vec load(const Float16* p) { return {_mm256_cvtph_ps(load_halves(p))}; }
 inline Vec load(const Bits16* p) { return widen_bits16(load_halves(p)); }
+
+inline void load_pairs(const BFloat16* p, Vec* first, Vec* second) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xFFFF0000U));
+  *first = {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))};
+  *second = {_mm256_castsi256_ps(_mm256_and_si256(pairs, high))};
+}
 
 inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
 inline void store(BFloat16* p, Vec a) { store_halves(p, narrow_bfloat16(a)); }

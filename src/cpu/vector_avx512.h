@@ -53,6 +53,12 @@ inline Vec round(Vec a) {
 // a * 2^n for whole n in [-127, 129].
 inline Vec scale_by_power_of_two(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 
+inline Vec scale_normal_by_power_of_two(Vec a, Vec n) { return scale_by_power_of_two(a, n); }
+
+inline bool any_greater(Vec a, Vec b) {
+  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0;
+}
+
 inline Vec zero_where_less(Vec a, Vec x, Vec bound) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, bound.v, _CMP_NLT_UQ), a.v)};
 }
@@ -103,6 +109,13 @@ inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline Vec load(const BFloat16* p) { return widen_bfloat16(load_halves(p)); }
 inline Vec load(const Float16* p) { return {_mm512_cvtph_ps(load_halves(p))}; }
 inline Vec load(const Bits16* p) { return widen_bits16(load_halves(p)); }
+
+inline void load_pairs(const BFloat16* p, Vec* first, Vec* second) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xFFFF0000U));
+  *first = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+  *second = {_mm512_castsi512_ps(_mm512_and_si512(pairs, high))};
+}
 
 inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 inline void store(BFloat16* p, Vec a) { store_halves(p, narrow_bfloat16(a)); }

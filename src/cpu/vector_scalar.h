@@ -58,11 +58,19 @@ inline Vec scale_by_power_of_two(Vec a, Vec n) {
   return {a.x * first * second};
 }
 
+inline Vec scale_normal_by_power_of_two(Vec a, Vec n) { return scale_by_power_of_two(a, n); }
+inline bool any_greater(Vec a, Vec b) { return a.x > b.x; }
+
 inline Vec zero_where_less(Vec a, Vec x, Vec bound) { return x.x < bound.x ? zero() : a; }
 
 inline Vec load(const float* p) { return {*p}; }
 inline Vec load(const BFloat16* p) { return {float_of(static_cast<uint32_t>(p->bits) << 16)}; }
 inline Vec load(const Bits16* p) { return {float_of(p->bits)}; }
+
+inline void load_pairs(const BFloat16* p, Vec* first, Vec* second) {
+  *first = load(p);
+  *second = load(p + 1);
+}
 
 inline Vec load(const Float16* p) {
   const uint32_t sign = static_cast<uint32_t>(p->bits & 0x8000U) << 16;
@@ -118,6 +126,8 @@ template <typename T>
 inline void store_partial(T* p, Vec a, int n) {
   if (n > 0) store(p, a);
 }
+
+inline Vec swap_pairs(Vec a) { return a; }  // there is no pair; callers do not come here
 
 inline void transpose(Vec* /*rows*/) {}  // one by one
 

@@ -1,0 +1,161 @@
+// attend_rows: brings a stretch of a request's keys and values into the shape that the products
+// want, float32 keys [head_size][tokens] and values [tokens][head_size].
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/isa.h"
+#include "cpu/rows.h"
+#include "cpu/tile.h"
+#include "cpu/vector.h"
+#include "phasekv/tensor.h"
+
+namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE {
+
+// Tokens handled at a time: their keys and values (2 * 64 * head_size floats) stay in the caches
+// closest to the core while every query of a task passes over them.
+inline constexpr int kChunkTokens = 64;
+
+// Tokens [begin, begin + tokens) of a request.
+struct Chunk {
+  int64_t begin;
+  int tokens;
+  const float* keys;  // [head_size], key_stride apart, of adjacent tokens; up to a full vector
+                      // beyond `tokens` may be read, and holds anything
+  int64_t key_stride;
+  const float* values;  // [tokens], value_stride apart, of adjacent elements
+  int64_t value_stride;
+};
+
+struct ChunkSource {
+  const PagedView& key;
+  const PagedView& value;
+  const int32_t* blocks;  // of the request
+  int64_t head;
+};
+
+// Whether the products can read the cache where it lies.
+inline bool readable_in_place(const PagedView& key, const PagedView& value) {
+  constexpr int64_t kLeastTokens = 32;  // shorter chunks would spend their time between products
+  return key.dtype == DataType::float32 && key.block_size % kWidth == 0 &&
+         key.block_size >= kLeastTokens && key.head_size % kWidth == 0 &&
+         arrangement_of(key) == Arrangement::token_contiguous &&
+         arrangement_of(value) == Arrangement::dim_contiguous && value.token.tile == 1;
+}
+
+// The chunk at `begin`, where it lies: it ends with its block, or before.
+inline Chunk chunk_in_place(const ChunkSource& source, int64_t begin) {
+  const PagedView& key = source.key;
+  const PagedView& value = source.value;
+  const int64_t block = source.blocks[begin / key.block_size];
+  const int64_t token = begin % key.block_size;
+  const int64_t left = key.block_size - token;
+  return {begin,
+          static_cast<int>(left < kChunkTokens ? left : kChunkTokens),
+          head_of_block<const float>(key, block, source.head) + token,
+          key.dim.outer_stride,
+          head_of_block<const float>(value, block, source.head) + offset_on(value.token, token),
+          value.token.outer_stride};
+}
+
+// AMX packs pairs: two neighbours on the axis `rows` lie together, and beside each pair lies that
+// of the next index on the axis `columns`, as far as its tile goes.
+inline bool is_packed_in_pairs(const AxisStride& rows, const AxisStride& columns) {
+  return rows.tile == 2 && rows.inner_stride == 1 && columns.inner_stride == 2 &&
+         columns.tile % kWidth == 0;
+}
+
+// A part of a block as the matrix to[num_rows][num_columns], from `row` and `column` on.
+template <typename T>
+inline void unpack_matrix(const T* block, const AxisStride& rows, int64_t row, int num_rows,
+                          const AxisStride& columns, int64_t column, int num_columns, float* to,
+                          int64_t to_stride) {
+  for (int i = 0; i < num_rows; ++i) {
+    const T* p = block + offset_on(rows, row + i);
+    for (int j = 0; j < num_columns; ++j) {
+      to[i * to_stride + j] = load_one(p + offset_on(columns, column + j));
+    }
+  }
+}
+
+inline void unpack_matrix(const BFloat16* block, const AxisStride& rows, int64_t row, int num_rows,
+                          const AxisStride& columns, int64_t column, int num_columns, float* to,
+                          int64_t to_stride) {
+  const bool whole_pairs = row % 2 == 0 && num_rows % 2 == 0;
+  const bool whole_vectors = column % kWidth == 0 && num_columns % kWidth == 0;
+  if (!is_packed_in_pairs(rows, columns) || !whole_pairs || !whole_vectors) {
+    return unpack_matrix<BFloat16>(block, rows, row, num_rows, columns, column, num_columns, to,
+                                   to_stride);
+  }
+  for (int i = 0; i < num_rows; i += 2) {
+    const BFloat16* p = block + offset_on(rows, row + i);
+    for (int j = 0; j < num_columns; j += kWidth) {
+      Vec first;
+      Vec second;
+      load_pairs(p + offset_on(columns, column + j), &first, &second);
+      store(to + i * to_stride + j, first);
+      store(to + (i + 1) * to_stride + j, second);
+    }
+  }
+}
+
+// Tokens [token, token + count) of a head of a block as to[dim][0 .. count), dimensions
+// kChunkTokens apart.
+template <typename T>
+inline void unpack_keys(const PagedView& key, const T* block, int64_t token, int count, float* to) {
+  switch (arrangement_of(key)) {
+    case Arrangement::token_contiguous:
+      for (int64_t d = 0; d < key.head_size; ++d) {
+        copy_row(block + d * key.dim.outer_stride + token, count, to + d * kChunkTokens);
+      }
+      return;
+    case Arrangement::dim_contiguous: {
+      const T* rows[kChunkTokens];
+      for (int i = 0; i < count; ++i) rows[i] = block + offset_on(key.token, token + i);
+      return store_transposed(rows, count, key.head_size, kChunkTokens, to);
+    }
+    case Arrangement::other:
+      return unpack_matrix(block, key.dim, 0, static_cast<int>(key.head_size), key.token, token,
+                           count, to, kChunkTokens);
+  }
+}
+
+// Tokens [token, token + count) of a head of a block as to[0 .. count)[dim], tokens `to_stride`
+// apart.
+template <typename T>
+inline void unpack_values(const PagedView& value, const T* block, int64_t token, int count,
+                          float* to, int64_t to_stride) {
+  const Arrangement arrangement = arrangement_of(value);
+  if (arrangement == Arrangement::other) {
+    return unpack_matrix(block, value.token, token, count, value.dim, 0,
+                         static_cast<int>(value.head_size), to, to_stride);
+  }
+  float* rows[kChunkTokens];
+  for (int i = 0; i < count; ++i) rows[i] = to + i * to_stride;
+  load_tile(arrangement, block, value, token, count, rows);
+}
+
+// The chunk [begin, end), at most kChunkTokens, from however many blocks it lies in. `keys` has
+// room for [head_size][kChunkTokens], `values` for [kChunkTokens][value_stride].
+inline Chunk unpack_chunk(const ChunkSource& source, int64_t begin, int64_t end, float* keys,
+                          float* values, int64_t value_stride) {
+  const PagedView& key = source.key;
+  const PagedView& value = source.value;
+  with_type(key.dtype, [&](auto tag) {  // the values have the same
+    using T = typename decltype(tag)::Type;
+    for (int64_t at = begin; at < end;) {
+      const int64_t block = source.blocks[at / key.block_size];
+      const int64_t token = at % key.block_size;
+      const int64_t left = key.block_size - token;
+      const int count = static_cast<int>(left < end - at ? left : end - at);
+      unpack_keys(key, head_of_block<const T>(key, block, source.head), token, count,
+                  keys + (at - begin));
+      unpack_values(value, head_of_block<const T>(value, block, source.head), token, count,
+                    values + (at - begin) * value_stride, value_stride);
+      at += count;
+    }
+  });
+  return {begin, static_cast<int>(end - begin), keys, kChunkTokens, values, value_stride};
+}
+
+}  // namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE
