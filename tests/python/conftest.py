@@ -1,27 +1,16 @@
 """What several test files share: the repository, an installed C++ prefix, the demo model."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from commands import REPOSITORY, run_checked
+from phasekv.model_conversion import default_model_directory, is_converted
 
 # Engine processes inherit these: no test asks a model hub or reports usage.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DO_NOT_TRACK", "1")
-
-
-def run_checked(*command: str | Path, cwd: Path | None = None) -> str:
-    """Run a command and return its standard output; fail the test with all it printed."""
-    done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        words = " ".join(str(word) for word in command)
-        pytest.fail(f"{words}\nexit status {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 @pytest.fixture(scope="session")
@@ -43,17 +32,14 @@ def build_directory() -> Path:
 def installed_prefix(build_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prefix that holds the C++ library as `cmake --install` lays it out."""
     prefix = tmp_path_factory.mktemp("prefix")
-    run_checked(
-        "cmake", "--install", build_directory, "--prefix", prefix, "--component", "cpp"
-    )
+    run_checked("cmake", "--install", build_directory, "--prefix", prefix, "--component", "cpp")
     return prefix
 
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """Folder of the converted demo model, SmolLM2-135M-Instruct."""
-    default = Path.home() / ".cache" / "phasekv" / "SmolLM2-135M-Instruct"
-    folder = Path(os.environ.get("PHASEKV_DEMO_MODEL", default))
-    if not (folder / "config.json").exists():
+    folder = default_model_directory()
+    if not is_converted(folder):
         pytest.skip(f"no demo model in {folder}: run `make model`")
     return folder

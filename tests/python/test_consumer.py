@@ -4,7 +4,7 @@ import math
 import shutil
 from pathlib import Path
 
-from conftest import run_checked
+from commands import run_checked
 
 
 def test_find_package_builds_and_runs_an_op(
@@ -32,9 +32,7 @@ def test_installed_headers_need_no_python_torch_or_cuda(installed_prefix: Path) 
     headers = list((installed_prefix / "include" / "phasekv").rglob("*.h"))
     assert headers
     for header in headers:
-        included = [
-            line for line in header.read_text().splitlines() if line.startswith("#include")
-        ]
+        included = [line for line in header.read_text().splitlines() if line.startswith("#include")]
         for line in included:
             assert not any(word in line for word in ("Python.h", "torch", "pybind", "cuda")), (
                 header.name + ": " + line
