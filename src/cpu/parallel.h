@@ -1,0 +1,34 @@
+// How a kernel shares its work between OpenMP's threads.
+#pragma once
+
+#include <omp.h>
+
+#include <cstdint>
+
+#include "cpu/isa.h"
+
+namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE {
+
+// Threads worth waking for `bytes` of memory traffic: starting them costs as much as moving some
+// 100 KB, so each gets at least that.
+inline int threads_for(int64_t bytes) {
+  constexpr int64_t kBytesPerThread = 128 * 1024;
+  const int64_t useful = bytes / kBytesPerThread;
+  const int64_t available = omp_in_parallel() != 0 ? 1 : omp_get_max_threads();
+  const int64_t threads = useful < available ? useful : available;
+  return threads < 1 ? 1 : static_cast<int>(threads);
+}
+
+struct Range {
+  int64_t begin;
+  int64_t end;
+};
+
+// The share of the calling thread of [0, count), in order.
+inline Range share_of_thread(int64_t count) {
+  const int64_t thread = omp_get_thread_num();
+  const int64_t threads = omp_get_num_threads();
+  return {count * thread / threads, count * (thread + 1) / threads};
+}
+
+}  // namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE
