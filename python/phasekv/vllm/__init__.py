@@ -1,0 +1,1 @@
+"""PhaseKV inside vLLM: the plugin, its configuration and its requests."""

@@ -1,0 +1,247 @@
+"""One request's cached tokens in one engine step, and what happens to them layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from phasekv import _core
+from phasekv.memory.chunk import StoredChunk
+
+
+@dataclass(frozen=True)
+class CachedSegment:
+    """The part of one found chunk that is scheduled in this step.
+
+    Attributes
+    ----------
+    chunk : StoredChunk
+        Where its keys and values come from.
+    begin : int
+        First prompt position that is filled.
+    tokens : int
+        How many.
+    chunk_offset : int
+        Token of the stored chunk that goes to ``begin``.
+    chunk_tokens : int
+        Tokens of the chunk in the prompt, over all steps.
+    """
+
+    chunk: StoredChunk
+    begin: int
+    tokens: int
+    chunk_offset: int
+    chunk_tokens: int
+
+    @property
+    def delta(self) -> int:
+        """Positions by which the cached keys are moved."""
+        return self.begin - (self.chunk.position + self.chunk_offset)
+
+
+class CachedRows:
+    """The cached tokens of one request in one step, in prompt order.
+
+    Parameters
+    ----------
+    request_id : str
+        Whose they are.
+    method : phasekv._core.Method
+        Decides which are computed again.
+    ratio : float
+        Nominal recompute ratio.
+    segments : list of CachedSegment
+        Not empty.
+    rows : torch.Tensor
+        int64 [tokens]: row of each token in the batch.
+    slots : torch.Tensor
+        int64 [tokens]: where its keys and values go.
+    rope : phasekv._core.Rope
+        The model's rotation.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        method: _core.Method,
+        ratio: float,
+        segments: list[CachedSegment],
+        rows: torch.Tensor,
+        slots: torch.Tensor,
+        rope: _core.Rope,
+    ) -> None:
+        self.request_id = request_id
+        self.method = method
+        self.ratio = ratio
+        self.segments = segments
+        self.rows = rows
+        self.slots = slots
+        self._rope = rope
+        lengths = torch.tensor([segment.tokens for segment in segments])
+        self._starts = _starts(lengths)
+        self._deltas = torch.tensor([segment.delta for segment in segments])
+        self._token_deltas = self._deltas.repeat_interleave(lengths)
+        self._order = torch.arange(len(rows))
+        self._positions = torch.cat(
+            [torch.arange(s.begin, s.begin + s.tokens) for s in segments]
+        )
+        self._segment_of = torch.arange(len(segments)).repeat_interleave(lengths)
+        self._key_weight: torch.Tensor | None = None
+        self._value_weight: torch.Tensor | None = None
+        self.key_probe = torch.zeros(len(rows), dtype=torch.bool)
+        self.value_probe = torch.zeros(len(rows), dtype=torch.bool)
+
+    @property
+    def probe(self) -> torch.Tensor:
+        """bool [tokens]: computed again, for its key, its value or both."""
+        return self.key_probe | self.value_probe
+
+    def _cached(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stored keys and values of one layer, [tokens, kv heads, head size] each."""
+        parts = [
+            (segment.chunk, segment.chunk_offset, segment.chunk_offset + segment.tokens)
+            for segment in self.segments
+        ]
+        if len(parts) == 1:
+            chunk, begin, end = parts[0]
+            return chunk.keys[layer, begin:end], chunk.values[layer, begin:end]
+        return (
+            torch.cat([chunk.keys[layer, begin:end] for chunk, begin, end in parts]),
+            torch.cat([chunk.values[layer, begin:end] for chunk, begin, end in parts]),
+        )
+
+    def select(
+        self,
+        layer: int,
+        fresh_keys: torch.Tensor,
+        fresh_values: torch.Tensor,
+        combine: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        """Choose the probes by the divergence of fresh from cached at the check layer.
+
+        Parameters
+        ----------
+        layer : int
+            The check layer.
+        fresh_keys, fresh_values : torch.Tensor
+            [tokens, kv heads, head size] of exactly these tokens.
+        combine : callable
+            Adds squared divergences [2, tokens] over tensor-parallel ranks, the same on each.
+        """
+        keys, values = self._cached(layer)
+        moved = torch.empty_like(keys)
+        _core.rotate_keys(keys=keys, deltas=self._token_deltas, rope=self._rope, out=moved)
+        squared = torch.empty(2, len(self.rows), dtype=torch.float32)
+        _core.divergence(fresh=fresh_keys, cached=moved, out=squared[0])
+        _core.divergence(fresh=fresh_values, cached=values, out=squared[1])
+        divergence = combine(squared).sqrt_()
+        self._take(divergence[0].tolist(), divergence[1].tolist())
+
+    def select_beforehand(self) -> None:
+        """Choose the tokens of a method that measures nothing."""
+        self._take([], [])
+
+    def _take(self, key_divergence: list[float], value_divergence: list[float]) -> None:
+        key_probe, value_probe, key_weight, value_weight = self.method.select(
+            segments=[(s.tokens, s.chunk_offset, s.chunk_tokens) for s in self.segments],
+            key_divergence=key_divergence,
+            value_divergence=value_divergence,
+            ratio=self.ratio,
+        )
+        self.key_probe = torch.tensor(key_probe, dtype=torch.bool)
+        self.value_probe = torch.tensor(value_probe, dtype=torch.bool)
+        if self.method.shifts:
+            self._key_weight = torch.tensor(key_weight, dtype=torch.float32)
+            self._value_weight = torch.tensor(value_weight, dtype=torch.float32)
+
+    def write(
+        self,
+        layer: int,
+        kv: _core.PagedKV,
+        fresh_keys: torch.Tensor | None,
+        fresh_values: torch.Tensor | None,
+        fresh_row_of: torch.Tensor | None,
+    ) -> None:
+        """Write moved (and shifted) keys and values of all these tokens into the blocks.
+
+        Probes are overwritten with their fresh keys and values afterwards: writing whole runs is
+        faster than stepping around them.
+
+        Parameters
+        ----------
+        layer : int
+            Whose cache ``kv`` is.
+        kv : phasekv._core.PagedKV
+            The blocks.
+        fresh_keys, fresh_values : torch.Tensor or None
+            [active rows, kv heads, head size] of the probes among others; None: nothing is shifted.
+        fresh_row_of : torch.Tensor or None
+            int64 [batch rows]: row of ``fresh_keys`` for a batch row.
+        """
+        keys, values = self._cached(layer)
+        key_mean = value_mean = None
+        unrotated = self.method.frame == "unrotated"
+        if self.method.shifts and fresh_keys is not None:
+            assert fresh_values is not None and fresh_row_of is not None
+            key_mean = self._mean(
+                keys, fresh_keys, fresh_row_of, self.key_probe, "unrotated" if unrotated else "key"
+            )
+            value_mean = self._mean(values, fresh_values, fresh_row_of, self.value_probe, "value")
+        _core.apply_shift(
+            cached=keys,
+            cached_rows=self._order,
+            slots=self.slots,
+            segment_starts=self._starts,
+            deltas=self._deltas,
+            rope=self._rope,
+            mean=key_mean,
+            weights=None if key_mean is None else self._key_weight,
+            mean_deltas=self._positions if unrotated and key_mean is not None else None,
+            blocks=kv.key,
+        )
+        _core.apply_shift(
+            cached=values,
+            cached_rows=self._order,
+            slots=self.slots,
+            segment_starts=self._starts,
+            mean=value_mean,
+            weights=None if value_mean is None else self._value_weight,
+            blocks=kv.value,
+        )
+
+    def _mean(
+        self,
+        cached: torch.Tensor,
+        fresh: torch.Tensor,
+        fresh_row_of: torch.Tensor,
+        probe: torch.Tensor,
+        kind: str,
+    ) -> torch.Tensor:
+        """Mean residual of the probes per segment, float32 [segments, kv heads, head size]."""
+        probes = probe.nonzero()[:, 0]
+        counts = torch.bincount(self._segment_of[probes], minlength=len(self.segments))
+        out = torch.empty(len(self.segments), *cached.shape[1:], dtype=torch.float32)
+        fresh_deltas = cached_deltas = None
+        if kind == "key":
+            cached_deltas = self._token_deltas[probes]
+        elif kind == "unrotated":
+            fresh_deltas = -self._positions[probes]
+            cached_deltas = self._token_deltas[probes] - self._positions[probes]
+        _core.mean_residual(
+            fresh=fresh,
+            cached=cached,
+            fresh_rows=fresh_row_of[self.rows[probes]],
+            cached_rows=probes,
+            segment_starts=_starts(counts),
+            fresh_deltas=fresh_deltas,
+            cached_deltas=cached_deltas,
+            rope=None if kind == "value" else self._rope,
+            out=out,
+        )
+        return out
+
+
+def _starts(lengths: torch.Tensor) -> torch.Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])

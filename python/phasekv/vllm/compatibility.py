@@ -1,0 +1,114 @@
+"""What PhaseKV cannot be combined with, refused by name when the engine starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from phasekv.errors import UnsupportedError
+
+SUPPORTED_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
+
+SUPPORTED_ENGINE = (0, 32)
+
+
+def check_engine_version(version: str) -> None:
+    """Refuse an engine whose hooks were not tested.
+
+    Parameters
+    ----------
+    version : str
+        As in ``vllm.__version__``.
+    """
+    parts = version.split("+")[0].split(".")
+    if tuple(int(part) for part in parts[:2]) != SUPPORTED_ENGINE:
+        wanted = ".".join(map(str, SUPPORTED_ENGINE))
+        raise UnsupportedError("vllm", version, f"PhaseKV's hooks are tested with vLLM {wanted}.x")
+
+
+def check_engine_config(vllm_config: Any) -> None:
+    """Raise ``UnsupportedError`` for the first feature that cannot be combined with PhaseKV."""
+    for feature, value, remedy in _conflicts(vllm_config):
+        raise UnsupportedError(feature, str(value), remedy)
+
+
+def _conflicts(config: Any) -> Iterator[tuple[str, object, str]]:
+    parallel = config.parallel_config
+    cache = config.cache_config
+    model = config.model_config
+    text = model.hf_text_config
+
+    for architecture in model.architectures:
+        if architecture not in SUPPORTED_ARCHITECTURES:
+            yield (
+                "model architecture",
+                architecture,
+                "supported are " + ", ".join(SUPPORTED_ARCHITECTURES),
+            )
+    if config.speculative_config is not None:
+        yield (
+            "speculative_config",
+            config.speculative_config.method,
+            "drafted tokens can be taken back; leave --speculative-config away",
+        )
+    if cache.cache_dtype.startswith("fp8") or cache.cache_dtype == "nvfp4":
+        yield (
+            "kv_cache_dtype",
+            cache.cache_dtype,
+            "keys cannot be moved in quantised form; use --kv-cache-dtype auto",
+        )
+    sizes: list[tuple[str, int, str]] = [
+        ("data_parallel_size", parallel.data_parallel_size, "token counts of ranks would disagree"),
+        ("pipeline_parallel_size", parallel.pipeline_parallel_size, "rows are dropped in one stage"),
+        (
+            "decode_context_parallel_size",
+            parallel.decode_context_parallel_size,
+            "a chunk's tokens must lie on one rank",
+        ),
+        (
+            "prefill_context_parallel_size",
+            getattr(parallel, "prefill_context_parallel_size", 1),
+            "a chunk's tokens must lie on one rank",
+        ),
+    ]
+    for name, size, why in sizes:
+        if size > 1:
+            yield name, size, f"{why}; set --{name.replace('_', '-')} 1"
+    if parallel.enable_expert_parallel:
+        yield (
+            "enable_expert_parallel",
+            True,
+            "token counts of ranks would disagree; leave --enable-expert-parallel away",
+        )
+    if getattr(parallel, "enable_dbo", False):
+        yield "enable_dbo", True, "a step must be one batch; leave --enable-dbo away"
+    if config.kv_transfer_config is not None and config.kv_transfer_config.kv_connector not in (
+        None,
+        "PhaseKVConnector",
+    ):
+        yield (
+            "kv_transfer_config",
+            config.kv_transfer_config.kv_connector,
+            "PhaseKV brings its own connector; leave --kv-transfer-config away",
+        )
+    if getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):
+        yield (
+            "sliding_window",
+            text.sliding_window,
+            "all layers must attend to the whole prompt",
+        )
+    if any(kind == "sliding_attention" for kind in getattr(text, "layer_types", None) or ()):
+        yield "layer_types", "sliding_attention", "all layers must attend to the whole prompt"
+    if getattr(text, "num_kv_shared_layers", 0):
+        yield "num_kv_shared_layers", text.num_kv_shared_layers, "every layer needs its own cache"
+    if text.num_hidden_layers < 2:
+        yield "num_hidden_layers", text.num_hidden_layers, "reuse needs two layers or more"
+    if model.is_multimodal_model:
+        yield "multimodal model", model.model, "only text positions can be moved"
+

@@ -1,0 +1,139 @@
+"""The ``vllm.general_plugins`` entry point: every place where PhaseKV enters vLLM is listed here.
+
+vLLM calls ``register`` once in each of its processes, before it knows its configuration. Nothing
+changes for an engine whose ``additional_config`` has no ``phasekv`` object.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+CONNECTOR = "PhaseKVConnector"
+
+_registered = False
+
+
+def register() -> None:
+    """Hook PhaseKV into this process's vLLM. Calling it again does nothing."""
+    global _registered
+    if _registered:
+        return
+    import vllm
+
+    from phasekv.vllm.compatibility import check_engine_version
+
+    check_engine_version(vllm.__version__)
+    _register_connector()
+    _register_attention_backend()
+    _wrap_configuration()
+    _wrap_requests()
+    _wrap_block_hashes()
+    _wrap_model_loading()
+    _registered = True
+
+
+def _register_connector() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    KVConnectorFactory.register_connector(CONNECTOR, "phasekv.vllm.connector", CONNECTOR)
+
+
+def _register_attention_backend() -> None:
+    """On the CPU only replacing ``CPU_ATTN`` itself has an effect."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    register_backend(
+        AttentionBackendEnum.CPU_ATTN, "phasekv.vllm.attention.PhaseKVAttentionBackend"
+    )
+
+
+def _wrap_configuration() -> None:
+    """Validate the settings and add the connector while the engine's configuration is made."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    from phasekv.vllm.compatibility import check_engine_config
+    from phasekv.vllm.config import PhaseKVConfig
+    from phasekv.vllm.setup import settings_of
+
+    original = EngineArgs.create_engine_config
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        settings = settings_of(self.additional_config)
+        if settings is None:
+            return original(self, *args, **kwargs)
+        PhaseKVConfig.parse(settings)
+        if self.kv_transfer_config is None:
+            self.kv_transfer_config = KVTransferConfig(kv_connector=CONNECTOR, kv_role="kv_both")
+        config = original(self, *args, **kwargs)
+        check_engine_config(config)
+        return config
+
+    EngineArgs.create_engine_config = create_engine_config
+
+
+def _wrap_requests() -> None:
+    """Refuse a request's bad parameters where they become an HTTP 400 or a ValueError."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    from phasekv.errors import InvalidArgumentError
+    from phasekv.vllm.config import PhaseKVConfig
+    from phasekv.vllm.request import PARAMETER, ReuseRequest
+    from phasekv.vllm.setup import settings_of
+
+    original = InputProcessor.process_inputs
+
+    @functools.wraps(original)
+    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = original(self, *args, **kwargs)
+        settings = settings_of(self.vllm_config.additional_config)
+        if settings is None or request.sampling_params is None:
+            return request
+        extra = request.sampling_params.extra_args or {}
+        parameters = extra.get("kv_transfer_params")
+        tokens = len(request.prompt_token_ids or ())
+        try:
+            ReuseRequest.parse(parameters, tokens, PhaseKVConfig.parse(settings))
+        except InvalidArgumentError as error:
+            raise VLLMValidationError(
+                f"kv_transfer_params.{PARAMETER}: {error}",
+                parameter=f"kv_transfer_params.{PARAMETER}.{error.argument}",
+                value=error.value,
+            ) from error
+        return request
+
+    InputProcessor.process_inputs = process_inputs
+
+
+def _wrap_block_hashes() -> None:
+    from vllm.v1.core import block_pool, kv_cache_utils
+
+    from phasekv.vllm.prefix_cache import wrap_extra_keys
+
+    wrapped = wrap_extra_keys(kv_cache_utils.generate_block_hash_extra_keys)
+    kv_cache_utils.generate_block_hash_extra_keys = wrapped
+    block_pool.generate_block_hash_extra_keys = wrapped
+
+
+def _wrap_model_loading() -> None:
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    from phasekv.vllm.setup import model_loaded
+
+    CPUModelRunner.load_model = _then(
+        CPUModelRunner.load_model, lambda runner: model_loaded(runner.model)
+    )
+
+
+def _then(original: Callable[..., Any], after: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def both(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        after(self)
+        return result
+
+    return both

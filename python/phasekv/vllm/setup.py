@@ -1,0 +1,152 @@
+"""Builds planner and workers out of vLLM's configuration, its model and its cache."""
+
+from __future__ import annotations
+
+import json
+import os
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed import get_tp_group
+from vllm.model_executor.models.utils import extract_layer_index
+
+from phasekv import _core
+from phasekv.errors import UnsupportedError
+from phasekv.memory.disk import DiskTier
+from phasekv.memory.keys import ModelIdentity
+from phasekv.memory.store import ChunkStore
+from phasekv.vllm.config import PhaseKVConfig
+from phasekv.vllm.decoder_hooks import DecoderHooks
+from phasekv.vllm.layout_check import check_layout
+from phasekv.vllm.plan import StoredContent
+from phasekv.vllm.planner import ReusePlanner
+from phasekv.vllm.ranks import Ranks
+from phasekv.vllm.rope import check_rope, rope_of, rope_parameters_of
+from phasekv.vllm.worker import ReuseWorker
+
+SETTINGS_KEY = "phasekv"
+
+_model: Any = None
+
+
+def settings_of(additional_config: Any) -> object | None:
+    """The ``phasekv`` object of vLLM's ``additional_config``; None if PhaseKV is not asked for."""
+    return additional_config.get(SETTINGS_KEY) if isinstance(additional_config, dict) else None
+
+
+def model_loaded(model: Any) -> None:
+    """Called by the model runner when its weights are there, before it makes the cache."""
+    global _model
+    _model = model
+
+
+def identity_of(vllm_config: Any) -> ModelIdentity:
+    """What every chunk key of this engine is tagged with."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    text = model.hf_text_config
+    rope = dict(getattr(text, "rope_parameters", None) or {})
+    return ModelIdentity(
+        model=_weights_fingerprint(model),
+        dtype=str(model.dtype).removeprefix("torch."),
+        rope=json.dumps(rope, sort_keys=True, default=str),
+        num_layers=text.num_hidden_layers,
+        num_kv_heads=model.get_total_num_kv_heads(),
+        head_size=model.get_head_size(),
+        adapter="",
+        tensor_parallel_size=parallel.tensor_parallel_size,
+    )
+
+
+def _weights_fingerprint(model_config: Any) -> str:
+    """Name and revision; for a folder also its files' names, sizes and times of change."""
+    digest = blake2b(digest_size=16)
+    folder = Path(model_config.model)
+    parts = [str(model_config.model), str(model_config.revision), str(model_config.quantization)]
+    if folder.is_dir():
+        parts[0] = os.path.realpath(folder)
+        for file in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")):
+            status = file.stat()
+            parts.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
+        configuration = folder / "config.json"
+        if configuration.exists():
+            parts.append(configuration.read_text())
+    for part in parts:
+        digest.update(len(part.encode()).to_bytes(8, "little"))
+        digest.update(part.encode())
+    return f"{model_config.model}@{digest.hexdigest()}"
+
+
+def build_planner(vllm_config: Any) -> ReusePlanner:
+    """The scheduler side. Chunks that are on disk already can be found by content at once."""
+    config = PhaseKVConfig.parse(settings_of(vllm_config.additional_config))
+    identity = identity_of(vllm_config)
+    planner = ReusePlanner(config, identity, vllm_config.cache_config.block_size)
+    disk = _disk_tier(config, identity, rank=0)
+    if disk is not None and config.auto:
+        for key, tokens, _ in disk.scan():
+            # Salted chunks stay reachable by name only: their tenant is not on disk in clear.
+            planner.add(StoredContent(str(key), tuple(int(token) for token in tokens), ("", "")))
+    return planner
+
+
+def build_worker(vllm_config: Any, kv_caches: dict[str, torch.Tensor]) -> ReuseWorker:
+    """The worker side, after all self-tests.
+
+    Raises
+    ------
+    UnsupportedError
+        For a model, rotary embedding or block layout that is not exactly as expected.
+    """
+    if _model is None:
+        raise UnsupportedError("model runner", "unknown", "a runner whose load_model is hooked")
+    config = PhaseKVConfig.parse(settings_of(vllm_config.additional_config))
+    model_config = vllm_config.model_config
+    hooks = DecoderHooks(_model)
+    dtype = next(iter(kv_caches.values())).dtype
+    parameters = rope_parameters_of(model_config.hf_text_config, hooks.rotary_module)
+    rope = rope_of(parameters)
+    check_rope(rope, hooks.rotary_module, model_config.get_head_size(), dtype)
+    layers, block_size = _layers(vllm_config, kv_caches)
+    if len(layers) != len(hooks.layers):
+        raise UnsupportedError(
+            "attention layers", str(len(layers)), f"one for each of {len(hooks.layers)} layers"
+        )
+    group = get_tp_group()
+    local_heads = next(iter(layers.values()))[1].num_heads
+    copies = max(1, local_heads * group.world_size // model_config.get_total_num_kv_heads())
+    store = ChunkStore(
+        config.chunk_store_bytes,
+        _disk_tier(config, identity_of(vllm_config), rank=group.rank_in_group),
+    )
+    return ReuseWorker(hooks, rope, store, layers, block_size, dtype, Ranks(group, copies))
+
+
+def _layers(
+    vllm_config: Any, kv_caches: dict[str, torch.Tensor]
+) -> tuple[dict[str, tuple[int, _core.PagedKV]], int]:
+    attention = vllm_config.compilation_config.static_forward_context
+    layers: dict[str, tuple[int, _core.PagedKV]] = {}
+    checked: set[tuple[Any, ...]] = set()
+    block_size = 0
+    for name, cache in sorted(kv_caches.items(), key=lambda item: extract_layer_index(item[0])):
+        layout = attention[name].isa
+        block_size, head_size = cache.shape[2], cache.shape[3] // 2
+        form = (layout, cache.dtype, block_size, head_size)
+        if form not in checked:
+            check_layout(*form)
+            checked.add(form)
+        layers[name] = (extract_layer_index(name), _core.cpu_paged_kv(layout, cache))
+    return layers, block_size
+
+
+def _disk_tier(config: PhaseKVConfig, identity: ModelIdentity, rank: int) -> DiskTier | None:
+    if config.store_directory is None:
+        return None
+    return DiskTier(
+        config.store_directory,
+        identity,
+        rank=rank,
+        capacity_bytes=config.store_directory_bytes,
+    )
