@@ -21,9 +21,8 @@ int main() {
                  .token_stride = 2,
                  .head_stride = 2};
   params.deltas = deltas.data();
-  params.rope = {.frequencies = frequencies.data(),
-                 .rotary_dim = 2,
-                 .pairing = phasekv::RopePairing::neox};
+  params.rope = {
+      .frequencies = frequencies.data(), .rotary_dim = 2, .pairing = phasekv::RopePairing::neox};
   params.out = params.keys;
   phasekv::rotate_keys(params);
   std::printf("rotated %.6f %.6f\n", key[0], key[1]);
