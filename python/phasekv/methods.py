@@ -1,0 +1,11 @@
+"""Reuse methods by name, for researchers: which cached tokens are computed again, and what the
+others get.
+
+``Method(name, frame=..., weight=..., probes=..., boundary_tokens=...)`` builds one;
+``Method.select(segments=..., key_divergence=..., value_divergence=..., ratio=...)`` chooses tokens.
+``docs/reuse.md`` defines every method, ``docs/adding_a_method.md`` tells how to write one.
+"""
+
+from phasekv._core import Method, method_names
+
+__all__ = ["Method", "method_names"]
