@@ -39,22 +39,29 @@ template <int kRows, int kVectors, int kRowStep, int kDepthStep, bool kAdd>
 inline void multiply(const float* a, const float* b, int64_t b_stride, int64_t depth, float* c,
                      int64_t c_stride) {
   Vec sums[kRows][kVectors];
+#pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       sums[row][v] = kAdd ? load(c + row * c_stride + v * kWidth) : zero();
     }
   }
   for (int64_t i = 0; i < depth; ++i) {
     Vec columns[kVectors];
+#pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) columns[v] = load(b + v * kWidth);
+#pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
       const Vec x = broadcast(a[row * kRowStep]);
+#pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) sums[row][v] = fma(x, columns[v], sums[row][v]);
     }
     a += kDepthStep;
     b += b_stride;
   }
+#pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) store(c + row * c_stride + v * kWidth, sums[row][v]);
   }
 }
