@@ -1,0 +1,1 @@
+"""Measures what reuse costs in fidelity: memory tasks, prompts, metrics and a logits recorder."""
