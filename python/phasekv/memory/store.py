@@ -1,0 +1,266 @@
+"""The chunk store: encoded chunks in memory, below a limit of bytes, with a disk tier behind it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from phasekv.errors import InvalidArgumentError
+from phasekv.memory.chunk import StoredChunk
+from phasekv.memory.disk import DiskTier
+from phasekv.memory.keys import ChunkKey
+
+logger = logging.getLogger("phasekv")
+
+
+@dataclass
+class StoreStatistics:
+    """What a `ChunkStore` holds now, and its counts since it was made."""
+
+    chunks: int = 0
+    """In memory now."""
+    bytes: int = 0
+    """Measured, of the chunks in memory now."""
+    pinned: int = 0
+    """Chunks in memory that a running request uses now."""
+    hits: int = 0
+    """Calls of `ChunkStore.get` that found a chunk, in memory or on disk."""
+    misses: int = 0
+    """Calls of `ChunkStore.get` that found none."""
+    disk_hits: int = 0
+    """Hits that were read from disk."""
+    evictions: int = 0
+    """Chunks that left memory to make room."""
+    refused: int = 0
+    """Times a chunk could not stay in memory: too large, or too much is pinned."""
+    last_refusal: str = ""
+    """Why, the last time."""
+    damaged_files: int = 0
+    """Files on disk that could not be used."""
+    disk_failures: int = 0
+    """Chunks that could not be written to disk."""
+
+
+class ChunkStore:
+    """Stored chunks by content key, least recently used out first.
+
+    A chunk is written to disk when it is put, if there is a disk tier, so leaving memory loses
+    nothing. The first chunk stored under a key stays. All methods may be called from several
+    threads.
+
+    Parameters
+    ----------
+    capacity_bytes : int
+        Limit of the measured bytes of all chunks in memory; never exceeded.
+    disk : DiskTier | None
+        Where chunks go as well.
+    """
+
+    def __init__(self, capacity_bytes: int, disk: DiskTier | None = None) -> None:
+        if capacity_bytes < 0:
+            raise InvalidArgumentError("capacity_bytes", str(capacity_bytes), "at least 0")
+        self.capacity_bytes = capacity_bytes
+        self.disk = disk
+        self._lock = threading.RLock()
+        self._chunks: OrderedDict[ChunkKey, StoredChunk] = OrderedDict()  # last used last
+        self._sizes: dict[ChunkKey, int] = {}
+        self._bytes = 0
+        self._pins: dict[ChunkKey, int] = {}
+        self._gone: list[ChunkKey] = []  # not yet reported by put()
+        self._counts = StoreStatistics()
+
+    def __len__(self) -> int:
+        """Chunks in memory."""
+        with self._lock:
+            return len(self._chunks)
+
+    @property
+    def nbytes(self) -> int:
+        """Measured bytes of the chunks in memory."""
+        with self._lock:
+            return self._bytes
+
+    def contains(self, key: ChunkKey) -> bool:
+        """Whether the chunk is in memory or on disk. Does not count as a use."""
+        with self._lock:
+            if key in self._chunks:
+                return True
+        return self.disk is not None and self.disk.contains(key)
+
+    def get(self, key: ChunkKey) -> StoredChunk | None:
+        """Find a chunk, in memory or else on disk, and mark it as used.
+
+        Returns
+        -------
+        StoredChunk | None
+            The chunk itself, not a copy; it must not be changed. None on a miss. A chunk from
+            disk is kept in memory if there is room for it.
+        """
+        chunk = self._get_from_memory(key)
+        if chunk is not None:
+            return chunk
+        # Outside the lock: others need not wait for the disk.
+        loaded = None if self.disk is None else self.disk.load(key)
+        with self._lock:
+            if loaded is None:
+                self._counts.misses += 1
+                return None
+            self._counts.hits += 1
+            self._counts.disk_hits += 1
+            if key not in self._chunks:
+                self._insert(loaded)
+            return self._chunks.get(key, loaded)
+
+    def put(self, chunk: StoredChunk, replace: bool = False) -> list[ChunkKey]:
+        """Store a chunk in memory and on disk.
+
+        Parameters
+        ----------
+        chunk : StoredChunk
+            Copied only if its tensors are views of something larger.
+        replace : bool
+            Put it in the place of a chunk of the same key, unless that is pinned. Otherwise the
+            first one stays, and nothing happens.
+
+        Returns
+        -------
+        list[ChunkKey]
+            Chunks that since the last call left both memory and disk, so that an index can forget
+            them. This one is among them if it could be kept nowhere.
+        """
+        if replace:
+            with self._lock:
+                if chunk.key not in self._pins:
+                    self._forget(chunk.key)
+        if not self.contains(chunk.key):
+            chunk = chunk.compact()
+            removed: list[ChunkKey] = []
+            if self.disk is not None:
+                _, removed = self.disk.put(chunk)
+            with self._lock:
+                self._gone.extend(key for key in removed if key not in self._chunks)
+                if chunk.key not in self._chunks and not self._insert(chunk):
+                    self._note_if_gone(chunk.key)
+        with self._lock:
+            # A chunk that was stored again meanwhile is not gone.
+            gone = [key for key in dict.fromkeys(self._gone) if not self.contains(key)]
+            self._gone.clear()
+        return gone
+
+    def pin(self, key: ChunkKey) -> bool:
+        """Keep a chunk in memory until it is unpinned as often as it was pinned.
+
+        Returns
+        -------
+        bool
+            False, without effect, if it is not in memory: `get` it first.
+        """
+        with self._lock:
+            if key not in self._chunks:
+                return False
+            self._pins[key] = self._pins.get(key, 0) + 1
+            return True
+
+    def unpin(self, key: ChunkKey) -> None:
+        """Take back one `pin`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the chunk is not pinned.
+        """
+        with self._lock:
+            count = self._pins.get(key, 0)
+            if count == 0:
+                raise InvalidArgumentError("key", key, "the key of a pinned chunk")
+            if count == 1:
+                del self._pins[key]
+            else:
+                self._pins[key] = count - 1
+
+    def drop(self, key: ChunkKey) -> bool:
+        """Remove a chunk from memory and from disk.
+
+        Returns
+        -------
+        bool
+            False, without effect, if it is pinned or stored nowhere.
+        """
+        with self._lock:
+            if key in self._pins:
+                return False
+            return self._forget(key)
+
+    def clear(self, disk: bool = False) -> None:
+        """Remove all chunks that are not pinned from memory, and with `disk` also all files."""
+        with self._lock:
+            for key in [key for key in self._chunks if key not in self._pins]:
+                self._remove_from_memory(key)
+            if disk and self.disk is not None:
+                self.disk.clear()
+
+    def statistics(self) -> StoreStatistics:
+        """What is held now and the counts so far (a copy)."""
+        with self._lock:
+            statistics = StoreStatistics(**vars(self._counts))
+            statistics.chunks = len(self._chunks)
+            statistics.bytes = self._bytes
+            statistics.pinned = len(self._pins)
+        if self.disk is not None:
+            on_disk = self.disk.statistics()
+            statistics.damaged_files = on_disk.damaged
+            statistics.disk_failures = on_disk.failures
+        return statistics
+
+    def _get_from_memory(self, key: ChunkKey) -> StoredChunk | None:
+        with self._lock:
+            chunk = self._chunks.get(key)
+            if chunk is not None:
+                self._chunks.move_to_end(key)
+                self._counts.hits += 1
+            return chunk
+
+    def _insert(self, chunk: StoredChunk) -> bool:
+        """Put a new chunk into memory, evicting others. False if there cannot be room for it."""
+        size = chunk.nbytes
+        pinned = sum(self._sizes[key] for key in self._pins)
+        if pinned + size > self.capacity_bytes:
+            reason = (
+                f"chunk of {size} bytes does not fit in memory: the capacity is "
+                f"{self.capacity_bytes} bytes, of which {pinned} are in use by running requests"
+            )
+            if self._counts.refused == 0:
+                logger.warning("%s (later ones are only counted)", reason)
+            self._counts.refused += 1
+            self._counts.last_refusal = reason
+            return False
+        for key in list(self._chunks):
+            if self._bytes + size <= self.capacity_bytes:
+                break
+            if key not in self._pins:
+                self._remove_from_memory(key)
+                self._counts.evictions += 1
+                self._note_if_gone(key)
+        self._chunks[chunk.key] = chunk
+        self._sizes[chunk.key] = size
+        self._bytes += size
+        return True
+
+    def _remove_from_memory(self, key: ChunkKey) -> bool:
+        if key not in self._chunks:
+            return False
+        del self._chunks[key]
+        self._bytes -= self._sizes.pop(key)
+        return True
+
+    def _note_if_gone(self, key: ChunkKey) -> None:
+        if not self.contains(key):
+            self._gone.append(key)
+
+    def _forget(self, key: ChunkKey) -> bool:
+        was_there = self._remove_from_memory(key)
+        if self.disk is not None:
+            was_there = self.disk.drop(key) or was_there
+        return was_there
