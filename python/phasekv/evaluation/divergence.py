@@ -26,7 +26,8 @@ def kl_divergence(full: npt.ArrayLike, method: npt.ArrayLike) -> Floats:
     p, q = _pair(full, method)
     with np.errstate(invalid="ignore"):
         terms = np.exp(p) * (p - q)
-    return np.where(np.isneginf(p), 0.0, terms).sum(axis=1)
+    divergence: Floats = np.where(np.isneginf(p), 0.0, terms).sum(axis=1)
+    return divergence
 
 
 def top1_agreement(full: npt.ArrayLike, method: npt.ArrayLike) -> npt.NDArray[np.bool_]:
@@ -40,7 +41,8 @@ def negative_log_likelihood(log_probs: npt.ArrayLike, tokens: Sequence[int]) -> 
     values = _rows(log_probs, "log_probs")
     if len(tokens) != len(values):
         raise InvalidArgumentError("tokens", f"{len(tokens)} ids", f"{len(values)} ids")
-    return -values[np.arange(len(values)), np.asarray(tokens, dtype=np.int64)]
+    likelihood: Floats = values[np.arange(len(values)), np.asarray(tokens, dtype=np.int64)]
+    return -likelihood
 
 
 def _rows(values: npt.ArrayLike, name: str) -> Floats:

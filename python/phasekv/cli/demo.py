@@ -1,0 +1,73 @@
+"""``phasekv demo``: shows what PhaseKV does, with a real model in the real engine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from phasekv.model_conversion import ensure_demo_model
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand and its own subcommands."""
+    parser = commands.add_parser("demo", help="show what PhaseKV does", allow_abbrev=False)
+    demos = parser.add_subparsers(dest="demo", required=True, metavar="DEMO")
+    memory = demos.add_parser(
+        "memory",
+        help="an agent answers questions from memory notes that were encoded once",
+        description="An agent encodes each of its memory notes once. Then it answers questions, "
+        "each over several retrieved notes, by every reuse method and by full recompute.",
+        allow_abbrev=False,
+    )
+    memory.add_argument("--model", type=Path, help="folder of a model (default: the demo model)")
+    memory.add_argument(
+        "--locomo", type=Path, help="LoCoMo's JSON file, instead of the notes that come along"
+    )
+    memory.add_argument(
+        "--questions", type=int, default=12, help="how many to answer (default: %(default)s)"
+    )
+    memory.add_argument(
+        "--notes", type=int, default=8, help="retrieved for each question (default: %(default)s)"
+    )
+    memory.add_argument(
+        "--ratio", type=float, default=0.1, help="recompute ratio r (default: %(default)s)"
+    )
+    memory.add_argument(
+        "--encode",
+        choices=("prefix", "alone"),
+        default="prefix",
+        help="encode a note after the prompts' common beginning, which is then dropped, or alone "
+        "(default: %(default)s)",
+    )
+    memory.add_argument(
+        "--answer-tokens", type=int, default=24, help="longest answer (default: %(default)s)"
+    )
+    memory.add_argument(
+        "--output",
+        type=Path,
+        default=Path("build/demo"),
+        help="folder for demo.json, the plot and the report (default: %(default)s)",
+    )
+    memory.set_defaults(run=run_memory)
+
+
+def run_memory(arguments: argparse.Namespace) -> int:
+    """Runs the memory demo; returns the exit status."""
+    from phasekv.demo.memory import MemoryDemo
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    model = arguments.model if arguments.model is not None else ensure_demo_model(report=say)
+    MemoryDemo(
+        model=model,
+        locomo=arguments.locomo,
+        questions=arguments.questions,
+        notes=arguments.notes,
+        ratio=arguments.ratio,
+        encode=arguments.encode,
+        answer_tokens=arguments.answer_tokens,
+        output=arguments.output,
+        say=say,
+    ).run()
+    return 0

@@ -1,0 +1,1 @@
+"""Demonstrations that run with a real model in the real engine."""
