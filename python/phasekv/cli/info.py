@@ -11,7 +11,7 @@ from typing import Any
 
 from phasekv import Error, __version__
 
-# Head size, block size and dtype of caches for which vLLM's CPU backend chooses different layouts; a
+# Head size, block size and dtype for which vLLM's CPU backend chooses different block layouts; a
 # head size that is no multiple of 32 means "vec16".
 _LAYOUT_CASES = (
     (64, 128, "float32"),
