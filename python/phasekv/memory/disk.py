@@ -31,7 +31,7 @@ import torch
 
 from phasekv.errors import InvalidArgumentError
 from phasekv.memory.chunk import StoredChunk
-from phasekv.memory.keys import ChunkKey, ModelIdentity
+from phasekv.memory.keys import ChunkKey, ModelIdentity, int32_tokens
 
 logger = logging.getLogger("phasekv")
 
@@ -87,7 +87,7 @@ def _tensor_checksum(keys: torch.Tensor, values: torch.Tensor) -> str:
     """SHA-256 of the bytes, which processors have instructions for."""
     checksum = hashlib.sha256()
     for tensor in (keys, values):
-        checksum.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        checksum.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return checksum.hexdigest()
 
 
@@ -355,9 +355,9 @@ class DiskTier:
             if metadata.get(name) != value:
                 raise _UnreadableError(f"its {name} is {metadata.get(name)!r}, not {value!r}")
         try:
-            tokens = np.array(json.loads(metadata["tokens"]), dtype=np.int32)
+            tokens = int32_tokens(json.loads(metadata["tokens"]))
             return ScannedChunk(ChunkKey(metadata["key"]), tokens, int(metadata["position"]))
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise _UnreadableError("its header is damaged") from error
 
     def _deserialize(self, data: bytes) -> StoredChunk:
