@@ -620,8 +620,7 @@ TEST_P(AttendRows, ThreadsDoNotMatter) {
   }
 }
 
-// The other rows of a request change a row by rounding at most; where its keys are not cut, not at
-// all.
+// The other rows of a request change a row by rounding at most.
 TEST_P(AttendRows, CompanyDoesNotMatter) {
   const std::vector<Row> rows = scattered(1500, 0.3);
   Options options;
@@ -638,7 +637,9 @@ TEST_P(AttendRows, CompanyDoesNotMatter) {
     }
     alone.run();
     for (int64_t head = 0; head < 6; ++head) {
-      EXPECT_EQ(alone.output(0, head), together.output(i, head)) << "row " << i;
+      const std::vector<double> expected = together.output(i, head);
+      const std::vector<double> actual = alone.output(0, head);
+      for (int64_t d = 0; d < 64; ++d) ASSERT_NEAR(actual[d], expected[d], 1e-6) << "row " << i;
     }
   }
 }
