@@ -101,7 +101,7 @@ CpuIsa initial_isa() {
     return isa;
   }
   throw Error(ErrorCode::invalid_argument, kVariable, wanted,
-              "must be one of scalar, avx2, avx512, avx512bf16");
+              "one of scalar, avx2, avx512, avx512bf16");
 }
 
 // Chosen at the first use, so that a bad environment variable is an error of that call.

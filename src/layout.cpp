@@ -13,12 +13,12 @@ constexpr int64_t kAmxPair = 2;       // bfloat16 elements in 32 bits
 constexpr int64_t kAmxMultiple = 32;
 
 void check_multiple(const char* argument, int64_t value, int64_t of) {
-  if (value % of != 0) refuse(argument, value, "must be a multiple of " + std::to_string(of));
+  if (value % of != 0) refuse(argument, value, "a multiple of " + std::to_string(of));
 }
 
 void check_stride(const char* argument, int64_t stride, int64_t least, bool matters) {
   if (matters && stride < least) {
-    refuse(argument, stride, "must be at least 2 * block_size * head_size = " +
+    refuse(argument, stride, "at least 2 * block_size * head_size = " +
                                  std::to_string(least));
   }
 }
@@ -70,14 +70,14 @@ PagedKV cpu_paged_kv(std::string_view name, void* data, DataType dtype, int64_t 
     set_transposed_axes(kv, block_size, head_size);
   } else if (name == "amx") {
     if (dtype != DataType::bfloat16) {
-      refuse("kv_cache.dtype", name_of(dtype), "must be bfloat16 for the layout amx");
+      refuse("kv_cache.dtype", name_of(dtype), "bfloat16 for the layout amx");
     }
     check_multiple("block_size", block_size, kAmxMultiple);
     check_multiple("head_size", head_size, kAmxMultiple);
     set_amx_axes(kv, block_size, head_size);
   } else {
     throw Error(ErrorCode::unsupported, "layout", std::string(name),
-                "must be one of vec, vec16, amx");
+                "one of vec, vec16, amx");
   }
   return kv;
 }

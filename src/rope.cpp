@@ -13,7 +13,7 @@ namespace {
 
 void check_positive(const char* argument, double value) {
   if (!(value > 0.0) || !std::isfinite(value)) {
-    refuse(argument, std::to_string(value), "must be a positive number");
+    refuse(argument, std::to_string(value), "a positive number");
   }
 }
 
@@ -61,31 +61,31 @@ void check(const RopeConfig& config) {
                         config.type == "llama3" || config.type == "yarn";
   if (!is_known) {
     throw Error(ErrorCode::unsupported, "rope.type", config.type,
-                "must be one of default, linear, llama3, yarn");
+                "one of default, linear, llama3, yarn");
   }
   if (config.rotary_dim < 2 || config.rotary_dim % 2 != 0) {
-    refuse("rope.rotary_dim", config.rotary_dim, "must be even and at least 2");
+    refuse("rope.rotary_dim", config.rotary_dim, "even and at least 2");
   }
   check_positive("rope.theta", config.theta);
   if (config.type == "default") return;
   check_positive("rope.factor", config.factor);
   if (config.type == "linear") return;
   if (config.original_max_position < 1) {
-    refuse("rope.original_max_position", config.original_max_position, "must be at least 1");
+    refuse("rope.original_max_position", config.original_max_position, "at least 1");
   }
   if (config.type == "llama3") {
     check_positive("rope.low_freq_factor", config.low_freq_factor);
     check_positive("rope.high_freq_factor", config.high_freq_factor);
     if (config.high_freq_factor <= config.low_freq_factor) {
       refuse("rope.high_freq_factor", std::to_string(config.high_freq_factor),
-             "must be above low_freq_factor = " + std::to_string(config.low_freq_factor));
+             "above low_freq_factor = " + std::to_string(config.low_freq_factor));
     }
     return;
   }
   check_positive("rope.beta_fast", config.beta_fast);
   check_positive("rope.beta_slow", config.beta_slow);
   if (config.theta <= 1.0) {
-    refuse("rope.theta", std::to_string(config.theta), "must be above 1 for yarn");
+    refuse("rope.theta", std::to_string(config.theta), "above 1 for yarn");
   }
 }
 

@@ -15,14 +15,14 @@ std::string element(const std::string& list, int64_t index) {
 std::string member(const std::string& argument, const char* name) { return argument + "." + name; }
 
 void check_at_least(const std::string& argument, int64_t value, int64_t least) {
-  if (value < least) refuse(argument, value, "must be at least " + std::to_string(least));
+  if (value < least) refuse(argument, value, "at least " + std::to_string(least));
 }
 
 void check_data(const std::string& argument, const void* data, DataType dtype, bool needed) {
-  if (needed && data == nullptr) refuse(argument, "null", "must point to the data");
+  if (needed && data == nullptr) refuse(argument, "null", "a pointer to the data");
   const auto address = reinterpret_cast<uintptr_t>(data);
   if (address % static_cast<uintptr_t>(size_of(dtype)) != 0) {
-    refuse(argument, std::to_string(address), "must be aligned to an element");
+    refuse(argument, std::to_string(address), "aligned to an element");
   }
 }
 
@@ -56,7 +56,7 @@ void refuse(const std::string& argument, int64_t value, const std::string& reaso
 
 void check_not_null(const char* argument, const void* list, int64_t count) {
   if (count > 0 && list == nullptr) {
-    refuse(argument, "null", "must have " + std::to_string(count) + " entries");
+    refuse(argument, "null",  std::to_string(count) + " entries");
   }
 }
 
@@ -94,14 +94,14 @@ void check_blocks(const char* argument, const PagedView& blocks) {
 void check_equal(const std::string& argument, int64_t value, const std::string& other,
                  int64_t expected) {
   if (value != expected) {
-    refuse(argument, value, "must be " + std::to_string(expected) + " like " + other);
+    refuse(argument, value,  std::to_string(expected) + " like " + other);
   }
 }
 
 void check_same_dtype(const std::string& argument, DataType dtype, const std::string& other,
                       DataType expected) {
   if (dtype != expected) {
-    refuse(argument + ".dtype", name_of(dtype), "must be " + name_of(expected) + " like " + other);
+    refuse(argument + ".dtype", name_of(dtype),  name_of(expected) + " like " + other);
   }
 }
 
@@ -123,7 +123,7 @@ void check_slots(const int64_t* slots, int64_t count, const PagedView& blocks, P
   for (int64_t i = 0; i < count; ++i) {
     if (slots[i] >= 0 && slots[i] < limit) continue;
     if (slots[i] == kPaddingSlot && padding == Padding::allowed) continue;
-    refuse(element("slots", i), slots[i], "must be in [0, " + std::to_string(limit) + ")");
+    refuse(element("slots", i), slots[i], "in [0, " + std::to_string(limit) + ")");
   }
 }
 
@@ -131,7 +131,7 @@ void check_indices(const char* argument, const int64_t* indices, int64_t count, 
   check_not_null(argument, indices, count);
   for (int64_t i = 0; i < count; ++i) {
     if (indices[i] >= 0 && indices[i] < limit) continue;
-    refuse(element(argument, i), indices[i], "must be in [0, " + std::to_string(limit) + ")");
+    refuse(element(argument, i), indices[i], "in [0, " + std::to_string(limit) + ")");
   }
 }
 
@@ -139,11 +139,11 @@ int64_t check_segment_starts(const int64_t* segment_starts, int64_t num_segments
   check_at_least("num_segments", num_segments, 0);
   if (num_segments == 0) return 0;
   check_not_null("segment_starts", segment_starts, num_segments + 1);
-  if (segment_starts[0] != 0) refuse("segment_starts[0]", segment_starts[0], "must be 0");
+  if (segment_starts[0] != 0) refuse("segment_starts[0]", segment_starts[0], "0");
   for (int64_t i = 1; i <= num_segments; ++i) {
     if (segment_starts[i] >= segment_starts[i - 1]) continue;
     refuse(element("segment_starts", i), segment_starts[i],
-           "must not be below the start before it, " + std::to_string(segment_starts[i - 1]));
+           "at least the start before it, " + std::to_string(segment_starts[i - 1]));
   }
   return segment_starts[num_segments];
 }
@@ -151,14 +151,14 @@ int64_t check_segment_starts(const int64_t* segment_starts, int64_t num_segments
 void check_rope(const RopeView& rope, int64_t head_size) {
   if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0 || rope.rotary_dim > head_size) {
     refuse("rope.rotary_dim", rope.rotary_dim,
-           "must be even and in [2, head_size = " + std::to_string(head_size) + "]");
+           "even and in [2, head_size = " + std::to_string(head_size) + "]");
   }
   check_not_null("rope.frequencies", rope.frequencies, rope.rotary_dim / 2);
   for (int64_t i = 0; i < rope.rotary_dim / 2; ++i) {
     const double frequency = rope.frequencies[i];
     if (std::isfinite(frequency) && std::fabs(frequency) <= kMaxFrequency) continue;
     refuse(element("rope.frequencies", i), std::to_string(frequency),
-           "must be finite and at most 4 radians per position");
+           "finite and at most 4 radians per position");
   }
 }
 
@@ -167,7 +167,7 @@ void check_deltas(const char* argument, const int64_t* deltas, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     if (deltas[i] >= -kMaxDelta && deltas[i] <= kMaxDelta) continue;
     refuse(element(argument, i), deltas[i],
-           "must be at most " + std::to_string(kMaxDelta) + " either way");
+           "at most " + std::to_string(kMaxDelta) + " either way");
   }
 }
 

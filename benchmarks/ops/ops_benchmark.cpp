@@ -3,7 +3,7 @@
 //   ops_benchmark [--json PATH] [--filter TEXT] [--seconds S]
 //
 // "bytes" is what the op must read once and write once; GB/s counts each of them once, as for a copy.
-// Op and memcpy take turns, and the medians are compared, so a noisy machine disturbs both alike.
+// Op and memcpy take turns and the fastest run of each counts: what else the machine does only adds.
 #include <omp.h>
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -58,12 +59,6 @@ double seconds_of(const std::function<void()>& work) {
   const auto begin = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 void parallel_memcpy(char* to, const char* from, int64_t bytes) {
@@ -200,17 +195,18 @@ Result measure(const std::string& op, const Shape& shape, double seconds, Worklo
                const std::function<void()>& run) {
   run();
   workload.copy();
-  std::vector<double> op_times;
-  std::vector<double> copy_times;
+  double op_time = std::numeric_limits<double>::infinity();
+  double copy_time = op_time;
   double spent = 0.0;
-  while (spent < seconds || op_times.size() < 5) {
-    op_times.push_back(seconds_of(run));
-    copy_times.push_back(seconds_of([&] { workload.copy(); }));
-    spent += op_times.back() + copy_times.back();
+  for (int round = 0; spent < seconds || round < 5; ++round) {
+    const double op_now = seconds_of(run);
+    const double copy_now = seconds_of([&] { workload.copy(); });
+    op_time = std::min(op_time, op_now);
+    copy_time = std::min(copy_time, copy_now);
+    spent += op_now + copy_now;
   }
   const double gigabytes = static_cast<double>(workload.bytes()) * 1e-9;
-  return {op, shape, workload.bytes(), gigabytes / median(op_times),
-          gigabytes / median(copy_times)};
+  return {op, shape, workload.bytes(), gigabytes / op_time, gigabytes / copy_time};
 }
 
 std::vector<Result> measure_all(const std::string& filter, double seconds) {

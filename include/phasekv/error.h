@@ -14,17 +14,20 @@ enum class ErrorCode {
 
 class Error : public std::runtime_error {
  public:
-  // `argument` is the name the caller used, `value` what it passed, `reason` what would have been right.
-  Error(ErrorCode code, std::string argument, std::string value, const std::string& reason);
+  // `argument` is the name the caller used, `value` what it passed. `reason` is what would have been
+  // right ("at least 1") for an invalid argument, else why it cannot be had.
+  Error(ErrorCode code, std::string argument, std::string value, std::string reason);
 
   ErrorCode code() const noexcept { return code_; }
   const std::string& argument() const noexcept { return argument_; }
   const std::string& value() const noexcept { return value_; }
+  const std::string& reason() const noexcept { return reason_; }
 
  private:
   ErrorCode code_;
   std::string argument_;
   std::string value_;
+  std::string reason_;
 };
 
 }  // namespace phasekv

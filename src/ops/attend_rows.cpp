@@ -18,7 +18,7 @@ void check_row_requests(const AttendRowsParams& params) {
     const int32_t request = params.row_requests[i];
     if (request < last || request >= params.num_requests) {
       refuse("row_requests[" + std::to_string(i) + "]", request,
-             "must be non-decreasing and in [0, num_requests = " +
+             "non-decreasing and in [0, num_requests = " +
                  std::to_string(params.num_requests) + ")");
     }
     last = request;
@@ -36,7 +36,7 @@ void check_row_limits(const AttendRowsParams& params) {
     const int64_t limit = params.row_limits[i];
     if (limit < 0 || limit > capacity) {
       refuse("row_limits[" + std::to_string(i) + "]", limit,
-             "must be in [0, " + std::to_string(capacity) + "], the block table's tokens");
+             "in [0, " + std::to_string(capacity) + "], the block table's tokens");
     }
     if (i > 0 && params.row_requests[i] != params.row_requests[i - 1]) checked_blocks = 0;
     const int64_t blocks = (limit + block_size - 1) / block_size;
@@ -46,7 +46,7 @@ void check_row_limits(const AttendRowsParams& params) {
       if (block >= 0 && block < params.key.num_blocks) continue;
       refuse("block_table[" + std::to_string(params.row_requests[i]) + "][" +
                  std::to_string(checked_blocks) + "]",
-             block, "must be in [0, num_blocks = " + std::to_string(params.key.num_blocks) + ")");
+             block, "in [0, num_blocks = " + std::to_string(params.key.num_blocks) + ")");
     }
   }
 }
@@ -69,14 +69,14 @@ void attend_rows(const AttendRowsParams& params) {
   check_equal("query.head_size", params.query.head_size, "key", params.key.head_size);
   if (params.query.heads % params.key.num_heads != 0) {
     refuse("query.heads", params.query.heads,
-           "must be a multiple of the KV heads, " + std::to_string(params.key.num_heads));
+           "a multiple of the KV heads, " + std::to_string(params.key.num_heads));
   }
   if (!std::isfinite(params.scale)) {
-    refuse("scale", std::to_string(params.scale), "must be finite");
+    refuse("scale", std::to_string(params.scale), "finite");
   }
-  if (params.num_requests < 0) refuse("num_requests", params.num_requests, "must be at least 0");
+  if (params.num_requests < 0) refuse("num_requests", params.num_requests, "at least 0");
   if (params.block_table_stride < 0) {
-    refuse("block_table_stride", params.block_table_stride, "must be at least 0");
+    refuse("block_table_stride", params.block_table_stride, "at least 0");
   }
   check_not_null("block_table", params.block_table,
                  params.num_requests * params.block_table_stride);

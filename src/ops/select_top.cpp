@@ -16,12 +16,12 @@ void check(const SelectTopParams& params) {
   check_not_null("counts", params.counts, params.num_segments);
   for (int64_t i = 0; i < tokens; ++i) {
     if (std::isnan(params.scores[i])) {
-      refuse("scores[" + std::to_string(i) + "]", "nan", "must be a number to be ranked");
+      refuse("scores[" + std::to_string(i) + "]", "nan", "a number, which can be ranked");
     }
   }
   for (int64_t i = 0; i < params.num_segments; ++i) {
     if (params.counts[i] < 0) {
-      refuse("counts[" + std::to_string(i) + "]", params.counts[i], "must be at least 0");
+      refuse("counts[" + std::to_string(i) + "]", params.counts[i], "at least 0");
     }
   }
 }

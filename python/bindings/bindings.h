@@ -1,0 +1,24 @@
+// What each file of bindings adds to the module.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace phasekv::bindings {
+
+void register_errors(pybind11::module_& module);
+void register_cpu(pybind11::module_& module);
+void register_rope(pybind11::module_& module);
+void register_paged_kv(pybind11::module_& module);
+
+void register_apply_shift(pybind11::module_& module);
+void register_attend_rows(pybind11::module_& module);
+void register_divergence(pybind11::module_& module);
+void register_gather_scatter(pybind11::module_& module);
+void register_mean_residual(pybind11::module_& module);
+void register_rotate_keys(pybind11::module_& module);
+void register_select_top(pybind11::module_& module);
+
+void register_chunk_index(pybind11::module_& module);
+void register_reuse(pybind11::module_& module);
+
+}  // namespace phasekv::bindings

@@ -1,0 +1,22 @@
+#include "bindings.h"
+
+PYBIND11_MODULE(_core, module) {
+  using namespace phasekv::bindings;
+  module.doc() =
+      "The C++ core of PhaseKV. Tensors are any objects with data_ptr(), shape, stride(), dtype and "
+      "device, as torch's are; they must be on the CPU. Ops run without the GIL and write into the "
+      "tensors they are given. include/phasekv/ops describes each of them.";
+  register_errors(module);
+  register_cpu(module);
+  register_rope(module);
+  register_paged_kv(module);
+  register_apply_shift(module);
+  register_attend_rows(module);
+  register_divergence(module);
+  register_gather_scatter(module);
+  register_mean_residual(module);
+  register_rotate_keys(module);
+  register_select_top(module);
+  register_chunk_index(module);
+  register_reuse(module);
+}

@@ -1,0 +1,163 @@
+#include "tensor_caster.h"
+
+#include <utility>
+
+#include "phasekv/error.h"
+
+namespace py = pybind11;
+
+namespace phasekv::bindings {
+namespace {
+
+[[noreturn]] void refuse(const std::string& argument, const std::string& value,
+                         const std::string& reason) {
+  throw Error(ErrorCode::invalid_argument, argument, value, reason);
+}
+
+std::string text_of(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t size : shape) {
+    if (text.size() > 1) text += ", ";
+    text += std::to_string(size);
+  }
+  return text + "]";
+}
+
+std::vector<int64_t> integers_of(const py::handle& sequence) {
+  std::vector<int64_t> integers;
+  for (const py::handle item : sequence) integers.push_back(item.cast<int64_t>());
+  return integers;
+}
+
+// "float32" of torch.float32.
+std::string dtype_name(const py::handle& dtype) {
+  auto name = py::str(dtype).cast<std::string>();
+  const size_t dot = name.rfind('.');
+  return dot == std::string::npos ? name : name.substr(dot + 1);
+}
+
+bool is_contiguous(const Tensor& tensor) {
+  int64_t expected = 1;
+  for (size_t i = tensor.shape.size(); i-- > 0;) {
+    if (tensor.shape[i] == 0) return true;
+    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
+    expected *= tensor.shape[i];
+  }
+  return true;
+}
+
+void check_contiguous(const Tensor& tensor) {
+  if (!is_contiguous(tensor)) {
+    refuse(tensor.argument + ".stride", text_of(tensor.strides), "a contiguous tensor");
+  }
+}
+
+void check_dtype(const Tensor& tensor, const char* dtype) {
+  if (tensor.dtype != dtype) refuse(tensor.argument + ".dtype", tensor.dtype, dtype);
+}
+
+Tensor list_of(const char* argument, const py::handle& object) {
+  Tensor tensor = tensor_of(argument, object);
+  if (tensor.dims() != 1) refuse(argument, tensor.shape_text(), "a tensor of one dimension");
+  check_contiguous(tensor);
+  return tensor;
+}
+
+template <typename T>
+List<T> typed_list_of(const char* argument, const py::handle& object, const char* dtype) {
+  const Tensor tensor = list_of(argument, object);
+  check_dtype(tensor, dtype);
+  return {static_cast<T*>(tensor.data), tensor.shape[0]};
+}
+
+}  // namespace
+
+std::string Tensor::shape_text() const { return text_of(shape); }
+
+Tensor tensor_of(const char* argument, const py::handle& object) {
+  for (const char* attribute : {"data_ptr", "shape", "stride", "dtype", "device"}) {
+    if (!py::hasattr(object, attribute)) {
+      refuse(argument, py::str(py::type::handle_of(object).attr("__name__")), "a tensor");
+    }
+  }
+  const auto device = py::str(object.attr("device")).cast<std::string>();
+  if (device != "cpu") refuse(std::string(argument) + ".device", device, "cpu");
+  Tensor tensor;
+  tensor.argument = argument;
+  tensor.dtype = dtype_name(object.attr("dtype"));
+  tensor.data = reinterpret_cast<void*>(object.attr("data_ptr")().cast<uintptr_t>());
+  tensor.shape = integers_of(object.attr("shape"));
+  tensor.strides = integers_of(object.attr("stride")());
+  return tensor;
+}
+
+DataType data_type_of(const Tensor& tensor) {
+  if (tensor.dtype == "float32") return DataType::float32;
+  if (tensor.dtype == "bfloat16") return DataType::bfloat16;
+  if (tensor.dtype == "float16") return DataType::float16;
+  refuse(tensor.argument + ".dtype", tensor.dtype, "float32, bfloat16 or float16");
+}
+
+RowsView rows_of(const char* argument, const py::handle& object) {
+  const Tensor tensor = tensor_of(argument, object);
+  if (tensor.dims() != 3) refuse(argument, tensor.shape_text(), "[tokens, heads, head_size]");
+  if (tensor.shape[2] > 1 && tensor.strides[2] != 1) {
+    refuse(tensor.argument + ".stride", text_of(tensor.strides),
+           "1 for the last dimension, whose elements are adjacent");
+  }
+  return {.data = tensor.data,
+          .dtype = data_type_of(tensor),
+          .tokens = tensor.shape[0],
+          .heads = tensor.shape[1],
+          .head_size = tensor.shape[2],
+          .token_stride = tensor.strides[0],
+          .head_stride = tensor.strides[1]};
+}
+
+List<int64_t> int64_list(const char* argument, const py::handle& object) {
+  return typed_list_of<int64_t>(argument, object, "int64");
+}
+
+List<int32_t> int32_list(const char* argument, const py::handle& object) {
+  return typed_list_of<int32_t>(argument, object, "int32");
+}
+
+List<float> float_list(const char* argument, const py::handle& object) {
+  return typed_list_of<float>(argument, object, "float32");
+}
+
+List<uint8_t> uint8_list(const char* argument, const py::handle& object) {
+  const Tensor tensor = list_of(argument, object);
+  if (tensor.dtype != "uint8" && tensor.dtype != "bool") {
+    refuse(tensor.argument + ".dtype", tensor.dtype, "uint8 or bool");
+  }
+  return {static_cast<uint8_t*>(tensor.data), tensor.shape[0]};
+}
+
+float* float_tensor(const char* argument, const py::handle& object,
+                    const std::vector<int64_t>& shape) {
+  const Tensor tensor = tensor_of(argument, object);
+  check_dtype(tensor, "float32");
+  if (tensor.shape != shape) refuse(argument, tensor.shape_text(), text_of(shape));
+  check_contiguous(tensor);
+  return static_cast<float*>(tensor.data);
+}
+
+const int64_t* int64_list_of(const char* argument, const py::handle& object, int64_t count) {
+  const List<int64_t> list = int64_list(argument, object);
+  if (list.count != count) refuse(argument, text_of({list.count}), text_of({count}));
+  return list.data;
+}
+
+const int64_t* optional_int64_list_of(const char* argument, const py::handle& object,
+                                      int64_t count) {
+  return object.is_none() ? nullptr : int64_list_of(argument, object, count);
+}
+
+SegmentStarts segment_starts_of(const py::handle& object) {
+  const List<int64_t> list = int64_list("segment_starts", object);
+  if (list.count < 1) refuse("segment_starts", "[0]", "[num_segments + 1]");
+  return {list.data, list.count - 1, list.data[list.count - 1]};
+}
+
+}  // namespace phasekv::bindings
