@@ -314,7 +314,8 @@ TEST(ChunkIndex, CollidingHashesNeverMakeAWrongMatch) {
     std::map<std::string, Tokens> chunks;
     for (int i = 0; i < 30; ++i) {
       const std::string key = std::to_string(i);
-      chunks[key] = random_tokens(generator, 80, 3);
+      // Longer than what is compared before hashes are.
+      chunks[key] = joined({Tokens(35, 1), random_tokens(generator, 80, 3)});
       index.add(key, chunks[key]);
     }
     Tokens prompt = random_tokens(generator, 200, 3);
@@ -333,6 +334,16 @@ TEST(ChunkIndex, CollidingHashesNeverMakeAWrongMatch) {
     EXPECT_EQ(index.size(), 0);
     EXPECT_TRUE(index.find(prompt).empty());
   }
+}
+
+TEST(ChunkIndex, AMatchEndsWhereOnlyHashesAreEqual) {
+  ChunkIndex index(16, 1);
+  const Tokens header = sequence(40, 100);
+  const Tokens tail = sequence(20, 200);
+  index.add("a", joined({header, {1, 2}, tail}));
+  // The rest of the run is true again, and long enough.
+  EXPECT_EQ(index.find(joined({header, {2, 1}, tail})),
+            (Matches{{"a", 0, 40, 0}, {"a", 42, 62, 42}}));
 }
 
 // Inputs on which work per token would grow with the number or the length of chunks. A quadratic
