@@ -35,6 +35,7 @@ class _Held:
     found: dict[PlannedChunk, StoredChunk] = field(default_factory=dict)
     missed: dict[PlannedChunk, str] = field(default_factory=dict)
     to_store: list[PlannedChunk] = field(default_factory=list)
+    pinned: list[str] = field(default_factory=list)
     unreported: bool = True
 
 
@@ -211,7 +212,9 @@ class ReuseWorker:
             elif planned.chunk_begin + planned.end - planned.begin > len(chunk.tokens):
                 held.missed[planned] = "stored with fewer tokens"
             else:
-                self.store.pin(planned.key)
+                # A chunk that is too large for memory cannot be pinned; we hold it all the same.
+                if self.store.pin(planned.key):
+                    held.pinned.append(planned.key)
                 held.found[planned] = chunk
         held.to_store = [planned for planned in held.missed if planned.tokens]
         return held
@@ -219,8 +222,8 @@ class ReuseWorker:
     def _release(self, request_id: str) -> None:
         held = self._held.pop(request_id, None)
         if held is not None:
-            for planned in held.found:
-                self.store.unpin(planned.key)
+            for key in held.pinned:
+                self.store.unpin(key)
 
     def _cached_rows(self, scheduled: _Scheduled, held: _Held) -> CachedRows | None:
         assert self._batch is not None
