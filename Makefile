@@ -55,7 +55,7 @@ $(INSTALLED): $(PACKAGE_SOURCES)
 
 model: install
 	@test -f "$(PHASEKV_DEMO_MODEL)/config.json" || { echo "==> Converting the demo model"; \
-	  phasekv convert --if-missing "$(PHASEKV_DEMO_MODEL)"; }
+	  phasekv convert --if-missing; }
 
 demo: model ## Run the memory demo and write its report
 	@phasekv demo memory

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from commands import REPOSITORY, run_checked
+from phasekv.cli import build_parser
+from phasekv.cli.serve import serve_command
 
 PAGES = sorted([*REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("*.md")])
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -170,11 +172,22 @@ def test_console_block_names_commands_that_exist(block: Block) -> None:
         elif command == "cmake" and arguments[0] == "--preset":
             assert arguments[1] in run_checked("cmake", "--list-presets", cwd=REPOSITORY)
         elif command == "phasekv":
-            from phasekv.cli import parse_arguments
-
-            parse_arguments(arguments)
+            check_phasekv_command(arguments)
         else:
             assert command in {"cmake", "ctest", "git", "pip"}, line
+
+
+def check_phasekv_command(arguments: list[str]) -> None:
+    """Fail unless ``phasekv``, and the engine for what it hands on, accepts the arguments."""
+    parsed, engine_arguments = build_parser().parse_known_args(arguments)
+    if parsed.command != "serve":
+        assert not engine_arguments
+        return
+    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    _, *words = serve_command(parsed, engine_arguments)
+    make_arg_parser(FlexibleArgumentParser()).parse_args(words)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
