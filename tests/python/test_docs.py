@@ -183,7 +183,7 @@ def check_phasekv_command(arguments: list[str]) -> None:
     if parsed.command != "serve":
         assert not engine_arguments
         return
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     _, *words = serve_command(parsed, engine_arguments)
