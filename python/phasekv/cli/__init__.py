@@ -33,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known.engine_arguments = rest
     try:
         status: int = known.run(known)
-    except Error as error:
-        print(f"phasekv {known.command}: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:
         return 1
+    except (Error, OSError) as error:
+        print(f"phasekv {known.command}: {error}", file=sys.stderr)
+        return 2
     return status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from phasekv.evaluation.environment import prepare_environment
 from phasekv.model_conversion import ensure_demo_model
 
 
@@ -53,6 +54,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_memory(arguments: argparse.Namespace) -> int:
     """Runs the memory demo; returns the exit status."""
+    prepare_environment()
     from phasekv.demo.memory import MemoryDemo
 
     def say(line: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
 from phasekv import Error, __version__
+from phasekv.evaluation.environment import prepare_environment
 
 # Head size, block size and dtype for which vLLM's CPU backend chooses different block layouts; a
 # head size that is no multiple of 32 means "vec16".
@@ -97,13 +97,14 @@ def _core() -> dict[str, Any]:
     return {
         "instruction_set": core.active_cpu_isa(),
         "supported": list(core.supported_cpu_isas()),
-        "cuda": bool(core.cuda_built()),
+        # There are no CUDA kernels yet (kernels/README.md); a device alone changes nothing.
+        "cuda": False,
         "methods": list(core.method_names()),
     }
 
 
 def _core_in_words(part: dict[str, Any]) -> str:
-    cuda = "with CUDA" if part["cuda"] else "without CUDA"
+    cuda = "CUDA kernels" if part["cuda"] else "no CUDA kernels"
     return (
         f"{part['instruction_set']} in use, {', '.join(part['supported'])} supported, {cuda}; "
         f"methods {', '.join(part['methods'])}"
@@ -111,7 +112,7 @@ def _core_in_words(part: dict[str, Any]) -> str:
 
 
 def _engine() -> dict[str, Any]:
-    _quiet_engine()
+    prepare_environment()
     import vllm
 
     from phasekv.vllm.compatibility import check_engine_version
@@ -143,7 +144,6 @@ def _plugin_in_words(part: dict[str, Any]) -> str:
 
 
 def _layouts() -> dict[str, Any]:
-    _quiet_engine()
     import torch
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
@@ -196,9 +196,3 @@ def _defaults_in_words(part: dict[str, Any]) -> str:
         f"method {choice['method']}, ratio {choice['ratio']}, auto {auto}, "
         f"store {part['chunk_store_bytes'] / (1 << 30):g} GiB per worker, {directory}"
     )
-
-
-def _quiet_engine() -> None:
-    """Keeps vLLM's start-up lines off the output, which may be read as JSON."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    logging.getLogger("vllm").setLevel(logging.ERROR)

@@ -30,6 +30,7 @@ def plot_memory_demo(result: dict[str, Any], target: Path | IO[bytes], format: s
     format
         ``png`` or ``svg``.
     """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     methods = result["methods"]
@@ -71,7 +72,10 @@ def plot_memory_demo(result: dict[str, Any], target: Path | IO[bytes], format: s
         f"{result['machine']['processor']}, {result['machine']['cores']} cores",
         fontsize=10,
     )
-    figure.savefig(target, format=format, dpi=150)
+    # Equal results give equal files: no date, and no random names inside an SVG.
+    with rc_context({"svg.hashsalt": "phasekv"}):
+        metadata = {"Date": None} if format == "svg" else None
+        figure.savefig(target, format=format, dpi=150, metadata=metadata)
 
 
 def memory_demo_svg(result: dict[str, Any]) -> str:

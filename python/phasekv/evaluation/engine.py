@@ -6,7 +6,6 @@ read (``recorder.py``) and the time of a step is not blurred by messages between
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,19 +14,12 @@ from typing import Any
 
 import torch
 
+from phasekv.evaluation.environment import prepare_environment
 from phasekv.evaluation.prompts import MemoryPrompt
 from phasekv.evaluation.recorder import AnswerRecorder
 
 FULL_RECOMPUTE = "full_recompute"
 _GIBIBYTE = 1 << 30
-_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",
-}
 
 
 @dataclass(frozen=True)
@@ -83,8 +75,7 @@ class MemoryEngine:
     def __init__(
         self, model: Path, *, max_tokens: int = 8192, store_bytes: int = 2 * _GIBIBYTE
     ) -> None:
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        prepare_environment()
         from vllm import LLM
 
         self._llm = LLM(
@@ -96,6 +87,7 @@ class MemoryEngine:
             max_num_seqs=1,
             enable_prefix_caching=False,
             disable_log_stats=True,
+            use_tqdm_on_load=False,
             additional_config={
                 "phasekv": {"chunk_store_bytes": store_bytes, "store_on_use": False}
             },

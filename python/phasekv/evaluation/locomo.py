@@ -10,7 +10,6 @@ specific words (by TF-IDF over the conversation), the tags name the kind, speake
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from phasekv.errors import InvalidArgumentError
+from phasekv.evaluation.json_file import read_json
 from phasekv.evaluation.memory_notes import MemoryNote, MemoryTask, Question
 
 ANSWERABLE_CATEGORIES = (1, 2, 3, 4)
@@ -36,7 +36,7 @@ def load_locomo(path: Path) -> list[MemoryTask]:
     InvalidArgumentError
         If the file is not a list of LoCoMo conversations.
     """
-    raw = json.loads(path.read_text(encoding="utf-8"))
+    raw = read_json(path, "locomo")
     if not isinstance(raw, list) or not all(
         isinstance(entry, dict) and {"conversation", "qa", "sample_id"} <= entry.keys()
         for entry in raw

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from phasekv.errors import InvalidArgumentError
+from phasekv.evaluation.json_file import read_json
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def load_memory_notes(path: Path) -> MemoryTask:
     InvalidArgumentError
         If a field is missing, an id appears twice, or evidence names an unknown note.
     """
-    raw = json.loads(path.read_text(encoding="utf-8"))
+    raw = read_json(path, "notes")
     try:
         notes = tuple(_read_note(entry) for entry in raw["notes"])
         questions = tuple(_read_question(entry) for entry in raw["questions"])
