@@ -88,6 +88,7 @@ class CachedRows:
             [torch.arange(s.begin, s.begin + s.tokens) for s in segments]
         )
         self._segment_of = torch.arange(len(segments)).repeat_interleave(lengths)
+        self._joined: torch.Tensor | None = None
         self._key_weight: torch.Tensor | None = None
         self._value_weight: torch.Tensor | None = None
         self.key_probe = torch.zeros(len(rows), dtype=torch.bool)
@@ -107,10 +108,14 @@ class CachedRows:
         if len(parts) == 1:
             chunk, begin, end = parts[0]
             return chunk.keys[layer, begin:end], chunk.values[layer, begin:end]
-        return (
-            torch.cat([chunk.keys[layer, begin:end] for chunk, begin, end in parts]),
-            torch.cat([chunk.values[layer, begin:end] for chunk, begin, end in parts]),
-        )
+        if self._joined is None:
+            # One buffer for all layers: it stays in the processor's cache, fresh memory would not.
+            chunk = self.segments[0].chunk
+            self._joined = chunk.keys.new_empty(2, len(self.rows), *chunk.keys.shape[2:])
+        keys, values = self._joined
+        torch.cat([chunk.keys[layer, begin:end] for chunk, begin, end in parts], out=keys)
+        torch.cat([chunk.values[layer, begin:end] for chunk, begin, end in parts], out=values)
+        return keys, values
 
     def select(
         self,

@@ -45,7 +45,9 @@ class Reference:
     """A causal language model of the Llama family in float64."""
 
     def __init__(self, folder: str) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).double()
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, experts_implementation="eager"
+        ).double()
         self.model.eval()
         self.config = self.model.config
         self.layers = self.model.model.layers
