@@ -101,8 +101,8 @@ def test_parts_that_do_not_fit_are_refused_by_name(
 
 # The store against a model of it
 
-seeds = st.integers(0, 7)
-KEYS = [sample_chunk(seed, seed + 1).key for seed in range(8)]
+seeds = st.integers(0, 5)
+KEYS = [sample_chunk(seed, seed + 1).key for seed in range(6)]
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
@@ -189,12 +189,12 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.hits += 1
             assert_same_chunk(found, expected)
 
-    @rule(seed=seeds)
-    def pin(self, seed: int) -> None:
-        key = KEYS[seed]
-        assert self.store.pin(key) == (self.in_memory(key) is not None)
-        if self.in_memory(key) is not None:
-            self.pins[key] += 1
+    @precondition(lambda self: self.memory)
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from([chunk.key for chunk in self.memory]))
+        assert self.store.pin(key)
+        self.pins[key] += 1
 
     @precondition(lambda self: self.pins.total() > 0)
     @rule(data=st.data())
@@ -204,8 +204,10 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.pins[key] -= 1
 
     @rule(seed=seeds)
-    def unpin_too_often(self, seed: int) -> None:
+    def pin_or_unpin_what_is_not_there(self, seed: int) -> None:
         key = KEYS[seed]
+        if self.in_memory(key) is None:
+            assert not self.store.pin(key)
         if not self.pins[key]:
             with pytest.raises(InvalidArgumentError):
                 self.store.unpin(key)
@@ -258,7 +260,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 TestStoreAgainstModel = StoreAgainstModel.TestCase
-TestStoreAgainstModel.settings = examples(80)
+TestStoreAgainstModel.settings = examples(100)
 
 
 # One by one
@@ -305,6 +307,31 @@ def test_pinned_chunks_stay_and_the_new_one_is_refused() -> None:
     store.unpin(used.key)
     assert store.put(new) == [used.key]
     assert store.contains(new.key)
+
+
+def test_a_pinned_chunk_is_passed_over_when_it_is_the_oldest() -> None:
+    store = ChunkStore(4 * UNIT)
+    chunks = [sample_chunk(seed, 2) for seed in range(3)]
+    store.put(chunks[0])
+    store.put(chunks[1])
+    assert store.pin(chunks[0].key)
+    assert store.pin(chunks[0].key)
+    assert store.put(chunks[2]) == [chunks[1].key]
+    store.unpin(chunks[0].key)  # still pinned once
+    assert store.put(chunks[1]) == [chunks[2].key]
+    store.unpin(chunks[0].key)
+    assert store.put(chunks[2]) == [chunks[0].key]
+
+
+def test_the_first_chunk_of_a_key_stays_unless_replaced(tmp_path: Path) -> None:
+    store = ChunkStore(10 * UNIT, DiskTier(tmp_path, IDENTITY))
+    first, second = sample_chunk(1, position=1), sample_chunk(1, position=2)
+    for expected, replace in ((first, False), (second, True)):
+        assert store.put(first) == []
+        assert store.put(second, replace=replace) == []
+        assert_same_chunk(store.get(first.key), expected)
+        store.clear()  # only from memory
+        assert_same_chunk(store.get(first.key), expected)
 
 
 def test_a_damaged_file_is_a_miss_and_is_stored_again(tmp_path: Path) -> None:
