@@ -56,7 +56,7 @@ class Engine:
         if phasekv is not None:
             settings["additional_config"] = {"phasekv": phasekv}
         self.folder = folder
-        self.llm = LLM(model=str(folder), **{**defaults, **settings})
+        self.llm: Any = LLM(model=str(folder), **{**defaults, **settings})
 
     def ask(self, prompts: list[dict[str, Any]], max_tokens: int = 1) -> list[Answer]:
         """Send requests together.
@@ -109,10 +109,16 @@ class Engine:
         assert answer.report is not None and answer.report["chunks_stored"] == 1
 
     def close(self) -> None:
-        """End the engine's processes."""
-        self.llm.llm_engine.engine_core.shutdown()
-        del self.llm
-        gc.collect()
+        """End the engine's processes; a second call does nothing."""
+        if self.llm is not None:
+            self.llm.llm_engine.engine_core.shutdown()
+            self.llm = None
+            gc.collect()
+
+    def metric(self, name: str) -> float:
+        """Value of one of the engine's counters; it must keep statistics."""
+        (value,) = [metric.value for metric in self.llm.get_metrics() if metric.name == name]
+        return value
 
 
 def _answer(output: Any) -> Answer:
@@ -147,12 +153,11 @@ def start_engine(model_folder: Callable[..., Path]) -> Iterator[Callable[..., En
     def start(
         family: str = "llama",
         rope: str = "default",
-        phasekv: dict[str, Any] | None = None,
+        phasekv: dict[str, Any] | None = {},  # noqa: B006 - never changed; None is plain vLLM
         changes: dict[str, Any] | None = None,
         **settings: Any,
     ) -> Engine:
-        folder = model_folder(family, rope, **(changes or {}))
-        engine = Engine(folder, {} if phasekv is None else phasekv, **settings)
+        engine = Engine(model_folder(family, rope, **(changes or {})), phasekv, **settings)
         engines.append(engine)
         return engine
 

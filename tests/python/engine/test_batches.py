@@ -64,13 +64,17 @@ def test_decode_rows_beside_reuse(start_engine):
 
 def test_preemption(start_engine):
     """Too few blocks for all: requests are preempted, recomputed with reuse, and end the same."""
-    engine = start_engine(num_gpu_blocks_override=14, max_num_seqs=4)
+    engine = start_engine(
+        num_gpu_blocks_override=14, max_num_seqs=4, max_model_len=384, disable_log_stats=False
+    )
     prompts = prompts_of(engine, 5, 3000, ratio=1.0)
     for prompt in prompts:
         if "phasekv" in prompt:
             prompt["phasekv"]["method"] = "phaseshift"
     alone = [engine.ask([prompt], max_tokens=40)[0] for prompt in prompts]
+    assert engine.metric("vllm:num_preemptions") == 0
     together = engine.ask(prompts, max_tokens=40)
+    assert engine.metric("vllm:num_preemptions") > 0
     for one, other in zip(alone, together, strict=True):
         assert_same(other, one)
 

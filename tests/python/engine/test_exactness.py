@@ -26,11 +26,7 @@ def engine(start_engine):
 @pytest.fixture(scope="module")
 def plain(start_engine):
     """vLLM without PhaseKV: its own engine, no settings."""
-    from conftest import Engine
-
-    engine = Engine(start_engine().folder, None)
-    yield engine
-    engine.close()
+    return start_engine(phasekv=None)
 
 
 def assert_same(answer, expected, tolerance=2e-4):

@@ -16,7 +16,7 @@ def engine(start_engine):
 
 @pytest.fixture(scope="module")
 def plain(start_engine):
-    return start_engine()
+    return start_engine(phasekv=None)
 
 
 def assert_same(answer, expected):

@@ -37,8 +37,10 @@ def engine(start_engine):
 
 @pytest.mark.parametrize(("parameters", "field", "value"), BAD, ids=lambda x: str(x)[:40])
 def test_bad_parameters_are_refused_by_name(engine, parameters, field, value):
+    from vllm.exceptions import VLLMValidationError
+
     tokens = random_tokens(30, 1)
-    with pytest.raises(ValueError, match="phasekv") as caught:
+    with pytest.raises(VLLMValidationError, match="phasekv") as caught:
         engine.ask([{"tokens": tokens, "phasekv": parameters}])
     assert field in str(caught.value)
     assert value in str(caught.value)
