@@ -40,8 +40,7 @@ install_debian_packages() {
     become_root="sudo"
   fi
   say "Debian packages: $missing"
-  # All of them are optional: GoogleTest is downloaded by CMake instead, and without SIMDe the
-  # instruction sets this processor lacks are left untested.
+  # All of them are optional: CMake downloads GoogleTest where it is not installed.
   # shellcheck disable=SC2086  # a list of words
   { $become_root apt-get update -qq &&
     DEBIAN_FRONTEND=noninteractive $become_root apt-get install -y -qq --no-install-recommends \
