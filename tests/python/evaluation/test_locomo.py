@@ -1,7 +1,6 @@
 """LoCoMo's format, with a conversation written for this test."""
 
 import json
-import math
 
 import pytest
 
@@ -17,7 +16,7 @@ CONVERSATION = {
         "session_2": [{"speaker": "Ben", "dia_id": "D2:1", "text": "My bicycle is repaired."}],
         "session_1_date_time": "8 am on 1 May, 2024",
         "session_1": [
-            {"speaker": "Ana", "dia_id": "D1:1", "text": "Look at my garden, my garden!"},
+            {"speaker": "Ana", "dia_id": "D1:1", "text": "Look at my yard, my yard!"},
             {
                 "speaker": "Ben",
                 "dia_id": "D1:2",
@@ -51,7 +50,7 @@ def task(tmp_path):
 
 def test_one_note_per_turn_in_order_of_the_sessions(task):
     assert [note.id for note in task.notes] == ["D1:1", "D1:2", "D2:1"]
-    assert task.notes[0].content == "Speaker Anasays : Look at my garden, my garden!"
+    assert task.notes[0].content == "Speaker Anasays : Look at my yard, my yard!"
     assert task.notes[0].timestamp == "8 am on 1 May, 2024"
     assert task.notes[1].content == "Speaker Bensays : Nice and shared a photo of roses."
     assert task.notes[2].tags == ("conversation", "ben", "session 2")
@@ -70,9 +69,8 @@ def test_plain_context_without_an_observation(tmp_path):
 
 
 def test_keywords_are_the_most_specific_words(task):
-    # "garden" twice in one of three turns: 2 ln 3; "look" once: ln 3.
-    assert 2 * math.log(3) > math.log(3)
-    assert task.notes[0].keywords == ("garden", "look")
+    # "yard" twice in one of three turns: 2 ln 3; "look" once: ln 3.
+    assert task.notes[0].keywords == ("yard", "look")
     assert task.notes[2].keywords == ("bicycle", "repaired")
 
 
