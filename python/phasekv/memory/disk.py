@@ -39,6 +39,9 @@ FORMAT = "phasekv chunk"
 FORMAT_VERSION = "1"
 """Of the files. Files of another format or version are left alone and not read."""
 
+_DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+"""As safetensors calls them."""
+
 _SUFFIX = ".safetensors"
 _TEMPORARY_SUFFIX = ".tmp"
 _LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
@@ -83,11 +86,17 @@ def _header_checksum(metadata: dict[str, str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Memory of a contiguous tensor."""
+    data: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return data
+
+
 def _tensor_checksum(keys: torch.Tensor, values: torch.Tensor) -> str:
     """SHA-256 of the bytes, which processors have instructions for."""
     checksum = hashlib.sha256()
     for tensor in (keys, values):
-        checksum.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        checksum.update(_bytes_of(tensor))
     return checksum.hexdigest()
 
 
@@ -221,26 +230,37 @@ class DiskTier:
         InvalidArgumentError
             If the chunk does not fit the model.
         """
-        problem = self._misfit(chunk)
-        if problem is not None:
-            raise InvalidArgumentError("chunk", chunk.key, problem)
+        self.check(chunk)
         path = self.path_of(chunk.key)
         if self.contains(chunk.key):
             return True, []
-        data = self._serialize(chunk)
-        if self.capacity_bytes is not None and len(data) > self.capacity_bytes:
-            self._count_failure(path, f"{len(data)} bytes exceed {self.capacity_bytes} bytes")
+        parts = self._serialize(chunk)
+        size = sum(len(part) for part in parts)
+        if self.capacity_bytes is not None and size > self.capacity_bytes:
+            self._count_failure(path, f"{size} bytes exceed {self.capacity_bytes} bytes")
             return False, []
         try:
-            self._write(path, data)
+            self._write(path, parts)
         except OSError as error:
             self._count_failure(path, error.strerror or str(error))
             return False, []
         with self._lock:
             self._damaged.discard(path.name)
             self._statistics.stored += 1
-            self._used_bytes += len(data)
+            self._used_bytes += size
         return True, self._evict(keep=chunk.key)
+
+    def check(self, chunk: StoredChunk) -> None:
+        """Make sure that a chunk is of this tier's model.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If its dtype, layers, KV heads or head size are others.
+        """
+        problem = self._misfit(chunk)
+        if problem is not None:
+            raise InvalidArgumentError("chunk", chunk.key, problem)
 
     def load(self, key: ChunkKey) -> StoredChunk | None:
         """Read a chunk back, bit for bit as it was stored.
@@ -329,11 +349,17 @@ class DiskTier:
             self.identity.local_kv_heads,
             self.identity.head_size,
         )
-        if found == expected:
-            return None
-        return f"dtype, layers, KV heads, head size {expected}, found {found}"
+        if found != expected:
+            return f"dtype, layers, KV heads, head size {expected}, found {found}"
+        if chunk.keys.dtype not in _DTYPE_NAMES:
+            return f"one of the dtypes {[str(dtype) for dtype in _DTYPE_NAMES]}"
+        return None
 
-    def _serialize(self, chunk: StoredChunk) -> bytes:
+    def _serialize(self, chunk: StoredChunk) -> list[bytes | memoryview]:
+        """Parts of a chunk's file, in order.
+
+        The format is simple, and the library's own writer copies the tensors twice.
+        """
         tensors = {"keys": chunk.keys.contiguous(), "values": chunk.values.contiguous()}
         metadata = {
             "format": FORMAT,
@@ -346,8 +372,19 @@ class DiskTier:
             "checksum": _tensor_checksum(**tensors),
         }
         metadata["header_checksum"] = _header_checksum(metadata)
-        data: bytes = safetensors.torch.save(tensors, metadata)
-        return data
+        entries: dict[str, object] = {"__metadata__": metadata}
+        offset = 0
+        for name, tensor in tensors.items():
+            entries[name] = {
+                "dtype": _DTYPE_NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [offset, offset + tensor.nbytes],
+            }
+            offset += tensor.nbytes
+        header = json.dumps(entries, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % _LENGTH_BYTES)  # so that the tensors are aligned
+        data = [_bytes_of(tensor) for tensor in tensors.values()]
+        return [struct.pack("<Q", len(header)), header, *data]
 
     def _check_metadata(self, metadata: dict[str, str]) -> ScannedChunk:
         """Read a header whose checksum is right, and refuse what is not of our kind."""
@@ -378,7 +415,7 @@ class DiskTier:
             raise _UnreadableError("the checksum of its tensors is wrong")
         return chunk
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, parts: list[bytes | memoryview]) -> None:
         """Write a whole file or none; nobody else may read it (mode 0600)."""
         descriptor, temporary = tempfile.mkstemp(
             dir=self.directory, prefix=f".{path.stem}-", suffix=_TEMPORARY_SUFFIX
@@ -388,7 +425,8 @@ class DiskTier:
                 # Held until the file is closed, even by a killed process: see _sweep.
                 with contextlib.suppress(OSError):  # some network file systems have no locks
                     fcntl.flock(file, fcntl.LOCK_EX)
-                file.write(data)
+                for part in parts:
+                    file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
                 os.replace(temporary, path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from phasekv.errors import InvalidArgumentError
@@ -25,6 +27,8 @@ class StoreStatistics:
     """Measured, of the chunks in memory now."""
     pinned: int = 0
     """Chunks in memory that a running request uses now."""
+    writing: int = 0
+    """Chunks in memory that are still to be written to disk."""
     hits: int = 0
     """Calls of `ChunkStore.get` that found a chunk, in memory or on disk."""
     misses: int = 0
@@ -50,15 +54,23 @@ class ChunkStore:
     nothing. The first chunk stored under a key stays. All methods may be called from several
     threads.
 
+    A disk takes its time: with `write_behind`, `put` leaves the writing to a thread and returns. A
+    chunk stays in memory until it is written, and `put` waits when all room is taken by such
+    chunks. A process that ends normally writes them first; one that is killed loses them.
+
     Parameters
     ----------
     capacity_bytes : int
         Limit of the measured bytes of all chunks in memory; never exceeded.
     disk : DiskTier | None
         Where chunks go as well.
+    write_behind : bool
+        Whether a thread writes to the disk.
     """
 
-    def __init__(self, capacity_bytes: int, disk: DiskTier | None = None) -> None:
+    def __init__(
+        self, capacity_bytes: int, disk: DiskTier | None = None, write_behind: bool = False
+    ) -> None:
         if capacity_bytes < 0:
             raise InvalidArgumentError("capacity_bytes", str(capacity_bytes), "at least 0")
         self.capacity_bytes = capacity_bytes
@@ -69,6 +81,10 @@ class ChunkStore:
         self._bytes = 0
         self._pins: dict[ChunkKey, int] = {}
         self._gone: list[ChunkKey] = []  # not yet reported by put()
+        self._writer: ThreadPoolExecutor | None = None
+        if write_behind and disk is not None:
+            self._writer = ThreadPoolExecutor(1, "phasekv chunk writer")
+        self._writing: dict[ChunkKey, Future[None]] = {}
         self._counts = StoreStatistics()
 
     def __len__(self) -> int:
@@ -131,23 +147,20 @@ class ChunkStore:
             them. This one is among them if it could be kept nowhere.
         """
         if replace:
-            with self._lock:
-                if chunk.key not in self._pins:
-                    self._forget(chunk.key)
+            self.drop(chunk.key)
         if not self.contains(chunk.key):
-            chunk = chunk.compact()
-            removed: list[ChunkKey] = []
-            if self.disk is not None:
-                _, removed = self.disk.put(chunk)
-            with self._lock:
-                self._gone.extend(key for key in removed if key not in self._chunks)
-                if chunk.key not in self._chunks and not self._insert(chunk):
-                    self._note_if_gone(chunk.key)
+            self._store(chunk.compact())
         with self._lock:
             # A chunk that was stored again meanwhile is not gone.
             gone = [key for key in dict.fromkeys(self._gone) if not self.contains(key)]
             self._gone.clear()
         return gone
+
+    def flush(self) -> None:
+        """Wait until all chunks are written to disk."""
+        with self._lock:
+            writing = list(self._writing.values())
+        wait(writing)
 
     def pin(self, key: ChunkKey) -> bool:
         """Keep a chunk in memory until it is unpinned as often as it was pinned.
@@ -188,15 +201,23 @@ class ChunkStore:
         bool
             False, without effect, if it is pinned or stored nowhere.
         """
-        with self._lock:
-            if key in self._pins:
-                return False
-            return self._forget(key)
+        while True:
+            with self._lock:
+                writing = self._writing.get(key)
+                if writing is None:
+                    if key in self._pins:
+                        return False
+                    was_there = self._remove_from_memory(key)
+                    if self.disk is not None:
+                        was_there = self.disk.drop(key) or was_there
+                    return was_there
+            wait([writing])  # or the file would come back
 
     def clear(self, disk: bool = False) -> None:
         """Remove all chunks that are not pinned from memory, and with `disk` also all files."""
+        self.flush()
         with self._lock:
-            for key in [key for key in self._chunks if key not in self._pins]:
+            for key in self._chunks.keys() - self._held():
                 self._remove_from_memory(key)
             if disk and self.disk is not None:
                 self.disk.clear()
@@ -208,6 +229,7 @@ class ChunkStore:
             statistics.chunks = len(self._chunks)
             statistics.bytes = self._bytes
             statistics.pinned = len(self._pins)
+            statistics.writing = len(self._writing)
         if self.disk is not None:
             on_disk = self.disk.statistics()
             statistics.damaged_files = on_disk.damaged
@@ -222,14 +244,68 @@ class ChunkStore:
                 self._counts.hits += 1
             return chunk
 
+    def _store(self, chunk: StoredChunk) -> None:
+        """Put a compact chunk that is not stored into memory and on disk."""
+        if self._writer is not None and self.disk is not None:
+            self.disk.check(chunk)
+            self._wait_for_room(chunk.nbytes)
+            with self._lock:
+                if chunk.key in self._chunks:
+                    return
+                if self._insert(chunk):
+                    self._writing[chunk.key] = self._writer.submit(self._write, chunk)
+                    return
+            # Memory has no room for it, so there is nothing to leave to the thread.
+        # The disk comes first: whatever leaves memory is on disk, or known not to be.
+        removed = [] if self.disk is None else self.disk.put(chunk)[1]
+        with self._lock:
+            self._gone.extend(key for key in removed if key not in self._chunks)
+            if self._writer is None and chunk.key not in self._chunks:
+                self._insert(chunk)
+            self._note_if_gone(chunk.key)
+
+    def _write(self, chunk: StoredChunk) -> None:
+        """Write a chunk to disk, on the writer's thread."""
+        removed: list[ChunkKey] = []
+        try:
+            if self.disk is not None:
+                removed = self.disk.put(chunk)[1]
+        except Exception:
+            # The next chunk shall be written all the same.
+            logger.exception("chunk %s is not written to disk", chunk.key)
+        finally:
+            with self._lock:
+                del self._writing[chunk.key]
+                self._gone.extend(key for key in removed if key not in self._chunks)
+
+    def _wait_for_room(self, size: int) -> None:
+        """Wait while there would be room for `size` bytes but for chunks to be written."""
+        while True:
+            with self._lock:
+                writing = list(self._writing.values())
+                has_room = self._bytes_of(self._held()) + size <= self.capacity_bytes
+                never = self._bytes_of(self._pins.keys()) + size > self.capacity_bytes
+                if has_room or never or not writing:
+                    return
+            wait(writing, return_when=FIRST_COMPLETED)
+
+    def _held(self) -> set[ChunkKey]:
+        """Chunks that must stay in memory."""
+        return self._pins.keys() | self._writing.keys()
+
+    def _bytes_of(self, keys: Iterable[ChunkKey]) -> int:
+        return sum(self._sizes[key] for key in keys)
+
     def _insert(self, chunk: StoredChunk) -> bool:
         """Put a new chunk into memory, evicting others. False if there cannot be room for it."""
         size = chunk.nbytes
-        pinned = sum(self._sizes[key] for key in self._pins)
-        if pinned + size > self.capacity_bytes:
+        held = self._held()
+        held_bytes = self._bytes_of(held)
+        if held_bytes + size > self.capacity_bytes:
             reason = (
                 f"chunk of {size} bytes does not fit in memory: the capacity is "
-                f"{self.capacity_bytes} bytes, of which {pinned} are in use by running requests"
+                f"{self.capacity_bytes} bytes, of which {held_bytes} are in use by running "
+                "requests or still to be written to disk"
             )
             if self._counts.refused == 0:
                 logger.warning("%s (later ones are only counted)", reason)
@@ -239,7 +315,7 @@ class ChunkStore:
         for key in list(self._chunks):
             if self._bytes + size <= self.capacity_bytes:
                 break
-            if key not in self._pins:
+            if key not in held:
                 self._remove_from_memory(key)
                 self._counts.evictions += 1
                 self._note_if_gone(key)
@@ -258,9 +334,3 @@ class ChunkStore:
     def _note_if_gone(self, key: ChunkKey) -> None:
         if not self.contains(key):
             self._gone.append(key)
-
-    def _forget(self, key: ChunkKey) -> bool:
-        was_there = self._remove_from_memory(key)
-        if self.disk is not None:
-            was_there = self.disk.drop(key) or was_there
-        return was_there

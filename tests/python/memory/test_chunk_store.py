@@ -4,10 +4,14 @@ import contextlib
 import dataclasses
 import logging
 import random
+import subprocess
+import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,11 +112,11 @@ KEYS = [sample_chunk(seed, seed + 1).key for seed in range(6)]
 class StoreAgainstModel(RuleBasedStateMachine):
     """Random operations, each also done on a list and two dictionaries."""
 
-    @initialize(capacity=st.integers(0, 20), has_disk=st.booleans())
-    def begin(self, capacity: int, has_disk: bool) -> None:
+    @initialize(capacity=st.integers(0, 20), has_disk=st.booleans(), write_behind=st.booleans())
+    def begin(self, capacity: int, has_disk: bool, write_behind: bool) -> None:
         self.directory = tempfile.TemporaryDirectory()
         self.tier = DiskTier(self.directory.name, IDENTITY) if has_disk else None
-        self.store = ChunkStore(capacity * UNIT, self.tier)
+        self.store = ChunkStore(capacity * UNIT, self.tier, write_behind)
         self.capacity = capacity
         self.memory: list[StoredChunk] = []  # last used last
         self.disk: dict[ChunkKey, StoredChunk] = {}
@@ -161,6 +165,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
                 patch.setattr(DiskTier, "_write", fail)
             gone = self.store.put(chunk, replace=replace)
+            self.store.flush()
         if replace and not self.pins[chunk.key]:
             self.forget(chunk.key)
         if not self.is_stored(chunk.key):
@@ -399,14 +404,123 @@ def test_what_a_get_from_disk_pushes_out_is_told_by_the_next_put(
     assert store.put(sample_chunk(3, 1)) == [memory_only.key]
 
 
+# Writing behind
+
+
+class Gate:
+    """Holds every write to disk back until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = threading.Event()
+        write = DiskTier._write
+
+        def gated(*arguments: Any) -> None:
+            assert self.opened.wait(60)
+            write(*arguments)
+
+        monkeypatch.setattr(DiskTier, "_write", gated)
+
+
+def test_a_put_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    tier = DiskTier(tmp_path, IDENTITY)
+    store = ChunkStore(4 * UNIT, tier, write_behind=True)
+    chunks = [sample_chunk(seed, 2) for seed in range(2)]
+    for chunk in chunks:
+        assert store.put(chunk) == []
+        assert_same_chunk(store.get(chunk.key), chunk)
+        assert not tier.contains(chunk.key)
+    assert store.statistics().writing == 2
+    store.put(chunks[0])  # known, though not yet written
+    gate.opened.set()
+    store.flush()
+    assert store.statistics().writing == 0
+    for chunk in chunks:
+        assert_same_chunk(tier.load(chunk.key), chunk)
+
+
+@pytest.mark.parametrize("call", ["put", "replace", "drop", "clear", "put large"])
+def test_what_must_wait_for_the_disk_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    gate = Gate(monkeypatch)
+    tier = DiskTier(tmp_path, IDENTITY)
+    store = ChunkStore(4 * UNIT, tier, write_behind=True)
+    first, other, large = sample_chunk(1, 3), sample_chunk(2, 2), sample_chunk(3, 5)
+    second = dataclasses.replace(first, position=9)
+    store.put(first)
+    work: dict[str, Callable[[], object]] = {
+        "put": lambda: store.put(other),  # no room before the first one is written
+        "replace": lambda: store.put(second, replace=True),
+        "drop": lambda: store.drop(first.key),
+        "clear": lambda: store.clear(disk=True),
+        "put large": lambda: store.put(large),
+    }
+    thread = threading.Thread(target=work[call])
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    assert_same_chunk(store.get(first.key), first)
+    gate.opened.set()
+    thread.join()
+    store.flush()
+    expected = {
+        "put": {first.key: first, other.key: other},
+        "replace": {first.key: second},
+        "drop": {},
+        "clear": {},
+        "put large": {first.key: first, large.key: large},
+    }[call]
+    assert {scanned.key for scanned in tier.scan()} == expected.keys()
+    for key, chunk in expected.items():
+        assert_same_chunk(store.get(key), chunk)
+    assert store.nbytes <= 4 * UNIT
+
+
+def test_a_failed_write_behind_is_told_when_the_chunk_leaves_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("not even an OSError")
+
+    store = ChunkStore(4 * UNIT, DiskTier(tmp_path, IDENTITY), write_behind=True)
+    chunk, other = sample_chunk(1, 3), sample_chunk(2, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskTier, "_write", fail)
+        assert store.put(chunk) == []
+        store.flush()
+    assert chunk.key in caplog.text
+    assert_same_chunk(store.get(chunk.key), chunk)
+    assert store.put(other) == [chunk.key]
+    store.flush()
+    store.clear()
+    assert_same_chunk(store.get(other.key), other)
+
+
+def test_a_process_that_ends_writes_its_chunks_first(tmp_path: Path) -> None:
+    program = (
+        "import sys; from memory_samples import *; from phasekv.memory import *\n"
+        "store = ChunkStore(10**6, DiskTier(sys.argv[1], IDENTITY), write_behind=True)\n"
+        "for seed in range(20): store.put(sample_chunk(seed, 50))\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=Path(__file__).parent, check=True
+    )
+    tier = DiskTier(tmp_path, IDENTITY)
+    for seed in range(20):
+        chunk = sample_chunk(seed, 50)
+        assert_same_chunk(tier.load(chunk.key), chunk)
+
+
 def test_a_negative_capacity_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgumentError, match="capacity_bytes = -1"):
         ChunkStore(-1)
 
 
-def test_threads_share_a_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write_behind", [False, True])
+def test_threads_share_a_store(tmp_path: Path, write_behind: bool) -> None:
     chunks = [sample_chunk(seed, 1 + seed % 4) for seed in range(12)]
-    store = ChunkStore(12 * UNIT, DiskTier(tmp_path, IDENTITY))
+    store = ChunkStore(12 * UNIT, DiskTier(tmp_path, IDENTITY), write_behind)
     failures: list[str] = []
 
     def work(seed: int) -> None:

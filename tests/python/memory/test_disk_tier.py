@@ -111,7 +111,9 @@ def test_files_are_private_and_are_safetensors(tier: DiskTier) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tier.directory.iterdir()) == [path]
     with safetensors.safe_open(path, "pt") as file:
+        assert sorted(file.keys()) == ["keys", "values"]
         assert torch.equal(file.get_tensor("keys"), chunk.keys)
+        assert torch.equal(file.get_tensor("values"), chunk.values)
         assert json.loads(file.metadata()["tokens"]) == chunk.tokens.tolist()
 
 
@@ -129,6 +131,12 @@ def test_scan_reads_headers_only(tier: DiskTier) -> None:
         assert tokens.tolist() == chunks[key].tokens.tolist()
         assert position == chunks[key].position
         assert tier.load(key) is None
+
+
+def test_dtypes_that_are_not_stored_are_refused_by_name(tmp_path: Path) -> None:
+    identity = dataclasses.replace(IDENTITY, dtype="float64")
+    with pytest.raises(InvalidArgumentError, match="bfloat16"):
+        DiskTier(tmp_path, identity).put(sample_chunk(1, identity=identity))
 
 
 def test_a_chunk_of_another_shape_is_refused_by_name(tier: DiskTier) -> None:
