@@ -15,7 +15,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from phasekv import _core
 from phasekv.errors import UnsupportedError
 from phasekv.memory.disk import DiskTier
-from phasekv.memory.keys import ModelIdentity
+from phasekv.memory.keys import ModelIdentity, chunk_key
 from phasekv.memory.store import ChunkStore
 from phasekv.vllm.config import PhaseKVConfig
 from phasekv.vllm.decoder_hooks import DecoderHooks
@@ -86,8 +86,11 @@ def build_planner(vllm_config: Any) -> ReusePlanner:
     disk = _disk_tier(config, identity, rank=0)
     if disk is not None and config.auto:
         for key, tokens, _ in disk.scan():
-            # Salted chunks stay reachable by name only: their tenant is not on disk in clear.
-            planner.add(StoredContent(str(key), tuple(int(token) for token in tokens), ("", "")))
+            content = tuple(int(token) for token in tokens)
+            # A chunk of a tenant or an adapter has another key. It stays reachable by name only:
+            # whose it is does not stand on disk.
+            if chunk_key(identity, content) == key:
+                planner.add(StoredContent(str(key), content, ("", "")))
     return planner
 
 

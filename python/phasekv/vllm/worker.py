@@ -36,6 +36,7 @@ class _Held:
     missed: dict[PlannedChunk, str] = field(default_factory=dict)
     to_store: list[PlannedChunk] = field(default_factory=list)
     pinned: list[str] = field(default_factory=list)
+    uneven: set[str] = field(default_factory=set)
     unreported: bool = True
 
 
@@ -209,6 +210,7 @@ class ReuseWorker:
                 held.missed[planned] = "not stored"
             elif not everywhere:
                 held.missed[planned] = "not stored on every tensor-parallel rank"
+                held.uneven.add(planned.key)
             elif planned.chunk_begin + planned.end - planned.begin > len(chunk.tokens):
                 held.missed[planned] = "stored with fewer tokens"
             else:
@@ -281,7 +283,8 @@ class ReuseWorker:
         complete = [planned for planned in held.to_store if planned.end <= scheduled.end]
         held.to_store = [planned for planned in held.to_store if planned.end > scheduled.end]
         for planned in complete:
-            self._store(scheduled, planned, plan.replace)
+            # Where only some ranks lack it all replace it: halves must come from one encoding.
+            self._store(scheduled, planned, plan.replace or planned.key in held.uneven)
 
     def _store(self, scheduled: _Scheduled, planned: PlannedChunk, replace: bool) -> None:
         assert self._batch is not None
@@ -309,6 +312,8 @@ class ReuseWorker:
             logger.warning("PhaseKV: a chunk of %d tokens is not stored: %s", len(slots), error)
             return
         self._gone.extend(gone)
+        if planned.key in gone:
+            return
         self._stored.append(
             StoredContent(planned.key, planned.tokens, scheduled.request.plan.domain)
         )

@@ -63,10 +63,22 @@ def test_chunks_on_disk_are_found_after_a_restart(start_engine, tmp_path):
     settings = {"auto": True, "store_directory": str(tmp_path / "chunks"), "ratio": 0.0}
     note, tail = random_tokens(64, 70), random_tokens(9, 71)
     before = start_engine(phasekv=settings)
+    secret = random_tokens(64, 72)
     before.store(note)
+    before.store(secret, salt="a")
     expected = before.one(note + tail)
     before.close()
     after = start_engine(phasekv=settings)
     answer = after.one(note + tail)
     assert answer.report["chunks_found"] == 1
     assert torch.equal(answer.logprobs, expected.logprobs)
+    for salt in (None, "b"):
+        assert after.one(secret + tail, salt=salt).report is None
+
+
+def test_a_chunk_too_large_for_the_store_is_not_found(start_engine):
+    engine = start_engine(phasekv={"auto": True, "chunk_store_bytes": 1000})
+    note = random_tokens(64, 80)
+    answer = engine.one(note + random_tokens(5, 81), chunks=[[0, 64]])
+    assert answer.report["chunks_stored"] == 0
+    assert engine.one(note + random_tokens(5, 82)).report is None
