@@ -305,6 +305,7 @@ def main() -> None:
             "block_size": shape.block_size,
             "dtype": arguments.dtype,
         },
+        "threads": torch.get_num_threads(),
         "rounds": arguments.rounds,
         "rows": rows,
     }

@@ -165,7 +165,7 @@ struct TaskState {
   int64_t head_size;
   int64_t out_stride;     // head_size in whole vectors
   const float* query;     // micro tile after micro tile, each [head_size][its queries]
-  const int64_t* limits;  // [num_queries], ascending, none beyond the task's last key
+  const int64_t* limits;  // [num_queries], ascending
   float* out;             // [num_queries][out_stride]
   float* sum;             // [num_queries][kWidth]
   float* maximum;         // [num_queries]
@@ -319,8 +319,7 @@ class Attender {
       using T = typename decltype(tag)::Type;
       for (int64_t i = 0; i < count; ++i) {
         const int64_t row = row_of_query(task.first_row, i);
-        const int64_t limit = params_.row_limits[row];
-        limits_[i] = limit < task.key_end ? limit : task.key_end;
+        limits_[i] = params_.row_limits[row];
 
         const int64_t tile = i / kMicroRows * kMicroRows;
         const int64_t tile_rows = count - tile < kMicroRows ? count - tile : kMicroRows;

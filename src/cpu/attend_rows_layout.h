@@ -99,24 +99,47 @@ inline void unpack_matrix(const BFloat16* block, const AxisStride& rows, int64_t
   }
 }
 
+// to[column][row] = from[row][column], for rows of adjacent elements.
+template <typename T>
+inline void unpack_transposed(const T* from, int64_t from_stride, int num_rows, int num_columns,
+                              float* to, int64_t to_stride) {
+  for (int row = 0; row < num_rows; row += kWidth) {
+    const int rows = num_rows - row < kWidth ? num_rows - row : kWidth;
+    for (int column = 0; column < num_columns; column += kWidth) {
+      const int columns = num_columns - column < kWidth ? num_columns - column : kWidth;
+      Vec square[kWidth];
+      for (int i = 0; i < kWidth; ++i) {
+        const T* p = from + (row + i) * from_stride + column;
+        square[i] = i >= rows ? zero() : columns == kWidth ? load(p) : load_partial(p, columns);
+      }
+      transpose(square);
+      for (int i = 0; i < columns; ++i) {
+        float* p = to + (column + i) * to_stride + row;
+        if (rows == kWidth) {
+          store(p, square[i]);
+        } else {
+          store_partial(p, square[i], rows);
+        }
+      }
+    }
+  }
+}
+
 // Tokens [token, token + count) of a head of a block as to[dim][0 .. count), dimensions
 // kChunkTokens apart.
 template <typename T>
 inline void unpack_keys(const PagedView& key, const T* block, int64_t token, int count, float* to) {
-  switch (arrangement_of(key)) {
-    case Arrangement::token_contiguous:
-      for (int64_t d = 0; d < key.head_size; ++d) {
-        copy_row(block + d * key.dim.outer_stride + token, count, to + d * kChunkTokens);
-      }
-      return;
-    case Arrangement::dim_contiguous: {
-      const T* rows[kChunkTokens];
-      for (int i = 0; i < count; ++i) rows[i] = block + offset_on(key.token, token + i);
-      return store_transposed(rows, count, key.head_size, kChunkTokens, to);
+  const int head_size = static_cast<int>(key.head_size);
+  const Arrangement arrangement = arrangement_of(key);
+  if (arrangement == Arrangement::token_contiguous) {
+    for (int64_t d = 0; d < head_size; ++d) {
+      copy_row(block + d * key.dim.outer_stride + token, count, to + d * kChunkTokens);
     }
-    case Arrangement::other:
-      return unpack_matrix(block, key.dim, 0, static_cast<int>(key.head_size), key.token, token,
-                           count, to, kChunkTokens);
+  } else if (arrangement == Arrangement::dim_contiguous && key.token.tile == 1) {
+    unpack_transposed(block + token * key.token.outer_stride, key.token.outer_stride, count,
+                      head_size, to, kChunkTokens);
+  } else {
+    unpack_matrix(block, key.dim, 0, head_size, key.token, token, count, to, kChunkTokens);
   }
 }
 
@@ -125,14 +148,20 @@ inline void unpack_keys(const PagedView& key, const T* block, int64_t token, int
 template <typename T>
 inline void unpack_values(const PagedView& value, const T* block, int64_t token, int count,
                           float* to, int64_t to_stride) {
-  const Arrangement arrangement = arrangement_of(value);
-  if (arrangement == Arrangement::other) {
-    return unpack_matrix(block, value.token, token, count, value.dim, 0,
-                         static_cast<int>(value.head_size), to, to_stride);
+  const int head_size = static_cast<int>(value.head_size);
+  switch (arrangement_of(value)) {
+    case Arrangement::dim_contiguous:
+      for (int i = 0; i < count; ++i) {
+        copy_row(block + offset_on(value.token, token + i), head_size, to + i * to_stride);
+      }
+      return;
+    case Arrangement::token_contiguous:
+      return unpack_transposed(block + token, value.dim.outer_stride, head_size, count, to,
+                               to_stride);
+    case Arrangement::other:
+      return unpack_matrix(block, value.token, token, count, value.dim, 0, head_size, to,
+                           to_stride);
   }
-  float* rows[kChunkTokens];
-  for (int i = 0; i < count; ++i) rows[i] = to + i * to_stride;
-  load_tile(arrangement, block, value, token, count, rows);
 }
 
 // The chunk [begin, end), at most kChunkTokens, from however many blocks it lies in. `keys` has
