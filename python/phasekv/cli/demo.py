@@ -25,7 +25,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--locomo", type=Path, help="LoCoMo's JSON file, instead of the notes that come along"
     )
     memory.add_argument(
-        "--questions", type=int, default=12, help="how many to answer (default: %(default)s)"
+        "--questions", type=int, default=10, help="how many to answer (default: %(default)s)"
     )
     memory.add_argument(
         "--notes", type=int, default=8, help="retrieved for each question (default: %(default)s)"
