@@ -1,13 +1,13 @@
 """Time to first token of prompts made of reused chunks: plain vLLM divided by PhaseKV, in one run.
 
 Two engines with the same settings run side by side, each in its own EngineCore process: plain vLLM
-without PhaseKV, and vLLM with it. Each round asks plain vLLM once and then
-every setting, and a speedup is the ratio within a round: a slow moment of the machine hits both. Chunks are encoded alone, stored, and reused in a prompt of ``tokens`` tokens that
-ends in a question of 32 tokens.
+without PhaseKV, and vLLM with it. Each round asks plain vLLM once and then every setting, and a
+speedup is the ratio within a round: a slow moment of the machine hits both. Chunks are encoded
+alone, stored, and reused in a prompt of ``tokens`` tokens that ends in a question of 32 tokens.
 
-The bound is what counting floating-point operations allows: plain prefill over the rows that a method
-recomputes, linear layers and attention together. It assumes probes are spread evenly over the prompt.
-A share above 1 means that our attention is faster than vLLM's own.
+The bound is what counting floating-point operations allows: plain prefill over the rows that a
+method recomputes, linear layers and attention together. It assumes probes are spread evenly over
+the prompt. A share above 1 means that our attention is faster than vLLM's own.
 
 Example: python benchmarks/prefill.py --tokens 1024 4096 --ratios 0.05 0.1 0.3 --json out.json
 """
@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-# Both engines may use all cores (they never run at the same time); bound, they would share them out.
+# Both engines may use all cores, since they never run at the same time; bound to cores they would
+# share them out unequally.
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -50,6 +51,7 @@ class Shape:
 
     @classmethod
     def read(cls, folder: Path) -> Shape:
+        """From a Hugging Face folder."""
         config = json.loads((folder / "config.json").read_text())
         heads = config["num_attention_heads"]
         return cls(
@@ -111,6 +113,7 @@ def prompt_of(tokens: int, vocabulary: int, seed: int) -> tuple[list[int], list[
 
 
 def parameters_of(phasekv: dict[str, Any] | None) -> Any:
+    """Sampling parameters of a request for one token, with PhaseKV's own if any."""
     from vllm import SamplingParams
 
     extra = None if phasekv is None else {"kv_transfer_params": {"phasekv": phasekv}}
@@ -143,6 +146,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
+    """Run the benchmark and write its JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096, 7168])
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.05, 0.1, 0.3])
@@ -170,6 +174,7 @@ def default_model() -> Path:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All prompt lengths, methods and ratios."""
     from vllm import LLM
 
     from phasekv.evaluation.machine import describe_machine
@@ -228,6 +233,7 @@ def row_of(
     report: dict[str, Any],
     pairs: list[tuple[float, float]],
 ) -> dict[str, Any]:
+    """One setting's line of the JSON; ``pairs`` are (plain, ours) seconds of each round."""
     speedups = [exact / reused for exact, reused in pairs]
     early = method in ("epic", "full_reuse")
     operations = shape.reuse(tokens, report["tokens_found"], report["probes"], early)

@@ -1,4 +1,4 @@
-"""Rewrites the tables of ``docs/results.md`` from the committed results; the text around them stays.
+"""Rewrites the tables of ``docs/results.md`` from the committed results; its text stays.
 
 Example: python benchmarks/plots/tables.py
 """
@@ -58,7 +58,7 @@ def prefill_table(result: dict[str, Any]) -> str:
             f"{row['ratio']:g}",
             f"{row['charged_ratio']:.3f}",
             f"{row['speedup']:.1f}",
-            f"{row['speedup_spread']['min']:.1f}–{row['speedup_spread']['max']:.1f}",
+            f"{row['speedup_spread']['min']:.1f} to {row['speedup_spread']['max']:.1f}",
             f"{row['bound']:.1f}",
             f"{row['share']:.2f}",
         ]
@@ -79,7 +79,7 @@ def fidelity_table(result: dict[str, Any]) -> str:
                 f"`{row['method']}`",
                 f"{row['ratio']:g}",
                 "" if row["charged_ratio"] is None else f"{row['charged_ratio']:.2f}",
-                f"{interval['mean']:.3f} ({interval['low']:.3f}–{interval['high']:.3f})",
+                f"{interval['mean']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})",
                 f"{row['top1']['mean']:.2f}",
                 f"{row['nll']['mean']:.2f}",
             ]

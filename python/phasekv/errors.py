@@ -38,7 +38,7 @@ class UnsupportedError(Error, NotImplementedError):
 
 
 class MissingCapabilityError(Error, RuntimeError):
-    """This machine or build lacks what was asked for."""
+    """Something that was asked for and that the machine or the build lacks."""
 
     def __str__(self) -> str:
         return f"{self.argument} = {self.value} is not available: {self.reason}"

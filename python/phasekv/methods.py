@@ -1,5 +1,6 @@
-"""Reuse methods by name, for researchers: which cached tokens are computed again, and what the
-others get.
+"""Reuse methods by name, for researchers.
+
+A method says which cached tokens are computed again, and what the others get.
 
 ``Method(name, frame=..., weight=..., probes=..., boundary_tokens=...)`` builds one;
 ``Method.select(segments=..., key_divergence=..., value_divergence=..., ratio=...)`` chooses tokens.

@@ -136,9 +136,7 @@ def test_relative_weights_are_one_on_average_over_probes(case):
     for length in lengths:
         chosen = [i for i in range(begin, begin + length) if key_probe[i]]
         if chosen and sum(keys[i] for i in chosen) > 0:
-            assert math.isclose(
-                sum(key_weight[i] for i in chosen) / len(chosen), 1.0, rel_tol=1e-5
-            )
+            assert math.isclose(sum(key_weight[i] for i in chosen) / len(chosen), 1.0, rel_tol=1e-5)
         begin += length
 
 
@@ -150,7 +148,7 @@ def test_ratio_outside_is_refused(name, ratio):
 
 
 def test_unknown_names_are_refused_by_name():
-    with pytest.raises(InvalidArgumentError, match="magic.*agentkvshift"):
+    with pytest.raises(InvalidArgumentError, match=r"magic.*agentkvshift"):
         Method("magic")
     with pytest.raises(InvalidArgumentError, match="frame = sideways"):
         Method("phaseshift", frame="sideways")

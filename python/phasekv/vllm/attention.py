@@ -47,9 +47,10 @@ class PhaseKVAttentionImpl(CPUAttentionBackendImpl):
         """Attend; in a reuse step only the step's rows, packed at the head of ``output``."""
         current = None if attn_metadata is None else active.layer(layer.layer_name)
         if current is None:
-            return super().forward(
+            super().forward(
                 layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
             )
+            return output
         step, index, kv = current
         step.attend(index, query, kv, self.scale, output)
         return output

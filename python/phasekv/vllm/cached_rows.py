@@ -84,9 +84,7 @@ class CachedRows:
         self._deltas = torch.tensor([segment.delta for segment in segments])
         self._token_deltas = self._deltas.repeat_interleave(lengths)
         self._order = torch.arange(len(rows))
-        self._positions = torch.cat(
-            [torch.arange(s.begin, s.begin + s.tokens) for s in segments]
-        )
+        self._positions = torch.cat([torch.arange(s.begin, s.begin + s.tokens) for s in segments])
         self._segment_of = torch.arange(len(segments)).repeat_interleave(lengths)
         self._joined: torch.Tensor | None = None
         self._key_weight: torch.Tensor | None = None
@@ -189,7 +187,8 @@ class CachedRows:
         key_mean = value_mean = None
         unrotated = self.method.frame == "unrotated"
         if self.method.shifts and fresh_keys is not None:
-            assert fresh_values is not None and fresh_row_of is not None
+            assert fresh_values is not None
+            assert fresh_row_of is not None
             key_mean = self._mean(
                 keys, fresh_keys, fresh_row_of, self.key_probe, "unrotated" if unrotated else "key"
             )

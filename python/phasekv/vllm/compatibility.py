@@ -65,7 +65,11 @@ def _conflicts(config: Any) -> Iterator[tuple[str, object, str]]:
         )
     sizes: list[tuple[str, int, str]] = [
         ("data_parallel_size", parallel.data_parallel_size, "token counts of ranks would disagree"),
-        ("pipeline_parallel_size", parallel.pipeline_parallel_size, "rows are dropped in one stage"),
+        (
+            "pipeline_parallel_size",
+            parallel.pipeline_parallel_size,
+            "rows are dropped in one stage",
+        ),
         (
             "decode_context_parallel_size",
             parallel.decode_context_parallel_size,
@@ -111,4 +115,3 @@ def _conflicts(config: Any) -> Iterator[tuple[str, object, str]]:
         yield "num_hidden_layers", text.num_hidden_layers, "reuse needs two layers or more"
     if model.is_multimodal_model:
         yield "multimodal model", model.model, "only text positions can be moved"
-

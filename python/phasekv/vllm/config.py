@@ -163,9 +163,7 @@ def _optional_integer(
     return _integer(settings, key, 0, least)
 
 
-def _optional_text(
-    settings: dict[str, Any], key: str, default: str | None = None
-) -> str | None:
+def _optional_text(settings: dict[str, Any], key: str, default: str | None = None) -> str | None:
     value = settings.get(key, default)
     if value is not None and not isinstance(value, str):
         raise InvalidArgumentError(key, repr(value), "text")

@@ -20,7 +20,7 @@ COUNTERS = {
     "tokens_reused": "Prompt tokens whose cached keys and values were reused.",
     "probe_tokens": "Prompt tokens of found chunks that were recomputed.",
     "layer_tokens_charged": "Recomputed (layer, token) pairs of found chunks.",
-    "layer_tokens_found": "All (layer, token) pairs of found chunks; charged ratio = charged / found.",
+    "layer_tokens_found": "All (layer, token) pairs of found chunks.",
 }
 
 
@@ -43,7 +43,7 @@ class ReuseStats(KVConnectorStats):
 
     def reset(self) -> None:
         """Start again from zero."""
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def is_empty(self) -> bool:
         """Whether nothing was counted."""

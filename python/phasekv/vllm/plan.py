@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from phasekv.memory.keys import ChunkKey
 from phasekv.vllm.config import MethodChoice
 
 
@@ -15,7 +16,7 @@ class PlannedChunk:
     ----------
     begin, end : int
         Half-open token range of the prompt.
-    key : str
+    key : ChunkKey
         Content key of the chunk in the store.
     chunk_begin : int
         Token of the stored chunk that stands at ``begin`` (0 unless only a part of it matched).
@@ -25,7 +26,7 @@ class PlannedChunk:
 
     begin: int
     end: int
-    key: str
+    key: ChunkKey
     chunk_begin: int = 0
     tokens: tuple[int, ...] = ()
 
@@ -72,7 +73,7 @@ class ReusePlan:
 class StoredContent:
     """A chunk that the workers have just stored, as the content index needs it."""
 
-    key: str
+    key: ChunkKey
     tokens: tuple[int, ...]
     domain: tuple[str, str]
 
@@ -81,8 +82,8 @@ class StoredContent:
 class ScheduledRequest:
     """A planned request's share of one engine step.
 
-    ``first_slot`` (block * block size + offset) is where the first scheduled token's keys go; no two
-    rows of a step share a slot, so it tells the worker which rows are this request's.
+    ``first_slot`` (block * block size + offset) is where the first scheduled token's keys go; no
+    two rows of a step share a slot, so it tells the worker which rows are this request's.
     """
 
     request_id: str

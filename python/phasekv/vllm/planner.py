@@ -7,7 +7,7 @@ from typing import Any
 
 from phasekv import _core
 from phasekv.errors import InvalidArgumentError
-from phasekv.memory.keys import ModelIdentity, chunk_key
+from phasekv.memory.keys import ChunkKey, ModelIdentity, chunk_key
 from phasekv.vllm.config import PhaseKVConfig
 from phasekv.vllm.plan import (
     PlannedChunk,
@@ -71,9 +71,7 @@ class ReusePlanner:
                 begin,
                 end,
                 self._key(tokens[begin:end], domain),
-                tokens=tuple(tokens[begin:end])
-                if wish.store or self._config.store_on_use
-                else (),
+                tokens=tuple(tokens[begin:end]) if wish.store or self._config.store_on_use else (),
             )
             for begin, end in wish.chunks
         ]
@@ -91,9 +89,9 @@ class ReusePlanner:
             domain=domain,
         )
 
-    def _key(self, tokens: list[int], domain: tuple[str, str]) -> str:
+    def _key(self, tokens: list[int], domain: tuple[str, str]) -> ChunkKey:
         salt, adapter = domain
-        return str(chunk_key(self._identity, tokens, salt=salt, adapter=adapter))
+        return chunk_key(self._identity, tokens, salt=salt, adapter=adapter)
 
     def _find(
         self, tokens: list[int], named: tuple[tuple[int, int], ...], domain: tuple[str, str]
@@ -102,7 +100,7 @@ class ReusePlanner:
         if index is None:
             return []
         return [
-            PlannedChunk(begin, end, key, chunk_begin)
+            PlannedChunk(begin, end, ChunkKey(key), chunk_begin)
             for key, begin, end, chunk_begin in index.find(tokens)
             if all(end <= low or begin >= high for low, high in named)
         ]

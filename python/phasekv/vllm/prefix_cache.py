@@ -1,8 +1,8 @@
 """Keeps corrected keys and values out of vLLM's prefix cache.
 
-vLLM gives each full block a hash of its tokens and of all blocks before it, plus "extra keys". From
-the first block that may hold reused tokens on, a request's hashes get its own id as an extra key: no
-other request can match them, while the blocks before stay shared as always.
+vLLM gives each full block a hash of its tokens and of all blocks before it, plus "extra keys".
+From the first block that may hold reused tokens on, a request's hashes get its own id as an extra
+key: no other request can match them, while the blocks before stay shared as always.
 """
 
 from __future__ import annotations

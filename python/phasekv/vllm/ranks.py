@@ -32,11 +32,13 @@ class Ranks:
         if self._group is None:
             return squared
         total = self._group.all_reduce(squared.contiguous()) / self._head_copies
-        return self._group.broadcast(total.contiguous(), src=0)
+        shared: torch.Tensor = self._group.broadcast(total.contiguous(), src=0)
+        return shared
 
     def all_have(self, present: list[bool]) -> list[bool]:
         """For each item, whether every rank has it."""
         if self._group is None or not present:
             return present
         counts = self._group.all_reduce(torch.tensor(present, dtype=torch.float32))
-        return (counts > self._group.world_size - 0.5).tolist()
+        everywhere: list[bool] = (counts > self._group.world_size - 0.5).tolist()
+        return everywhere

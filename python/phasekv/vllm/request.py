@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +101,7 @@ def _parse_chunks(value: Any, prompt_tokens: int) -> tuple[tuple[int, int], ...]
             )
         ranges.append((begin, end))
     ranges.sort()
-    for before, after in zip(ranges, ranges[1:], strict=False):
+    for before, after in itertools.pairwise(ranges):
         if before[1] > after[0]:
             raise InvalidArgumentError(
                 "chunks", f"{list(before)} and {list(after)}", "ranges that do not overlap"

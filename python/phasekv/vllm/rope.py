@@ -11,8 +11,8 @@ from phasekv.errors import UnsupportedError
 
 SUPPORTED_TYPES = ("default", "linear", "llama3", "yarn")
 
-# The model's own table holds phases position * frequency in float32, so at position p its angles may
-# be off by p * 2**-23 radians at the highest frequency of 1; ours are exact to float64.
+# The model's own table holds phases position * frequency in float32, so at position p its angles
+# may be off by p * 2**-23 radians at the highest frequency of 1; ours are exact to float64.
 PHASE_ERROR_PER_POSITION = 2.0**-23
 
 
@@ -108,5 +108,6 @@ def check_rope(rope: _core.Rope, module: Any, head_size: int, dtype: torch.dtype
 
 def _apply(module: Any, positions: list[int], keys: torch.Tensor) -> torch.Tensor:
     flat = keys.reshape(keys.shape[0], -1).clone()
+    rotated: torch.Tensor
     _, rotated = module.forward_native(torch.tensor(positions), flat.clone(), flat)
     return rotated.view_as(keys)

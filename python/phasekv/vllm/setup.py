@@ -90,7 +90,7 @@ def build_planner(vllm_config: Any) -> ReusePlanner:
             # A chunk of a tenant or an adapter has another key. It stays reachable by name only:
             # whose it is does not stand on disk.
             if chunk_key(identity, content) == key:
-                planner.add(StoredContent(str(key), content, ("", "")))
+                planner.add(StoredContent(key, content, ("", "")))
     return planner
 
 

@@ -7,7 +7,7 @@ Rows are the scheduled tokens of the whole batch, in the engine's order. Three s
 * ``active``: rows that run from the check layer's attention on (probes, and every token that is in
   no reused chunk).
 
-``attention.py`` calls ``write_kv`` and ``attend`` in each layer; ``decoder_hooks.py`` drops the rows.
+``attention.py`` calls ``write_kv`` and ``attend`` in each layer; ``decoder_hooks.py`` drops rows.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class ReuseStep:
         self._checked = [rows for rows in cached if rows.method.check_layer == CHECK_LAYER]
         for rows in self._beforehand:
             rows.select_beforehand()
-        self.entered = self._without_reused(self._beforehand, torch.ones(batch.rows, dtype=bool))
+        everything = torch.ones(batch.rows, dtype=torch.bool)
+        self.entered = self._without_reused(self._beforehand, everything)
         self.active = self.entered
         self._entered_index = _index_of(self.entered, batch.rows)
         self._active_index = self._entered_index

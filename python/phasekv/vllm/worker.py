@@ -6,11 +6,13 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from phasekv import _core
 from phasekv.errors import Error
 from phasekv.memory.chunk import StoredChunk
+from phasekv.memory.keys import ChunkKey
 from phasekv.memory.store import ChunkStore
 from phasekv.vllm import active
 from phasekv.vllm.cached_rows import CachedRows, CachedSegment
@@ -35,7 +37,7 @@ class _Held:
     found: dict[PlannedChunk, StoredChunk] = field(default_factory=dict)
     missed: dict[PlannedChunk, str] = field(default_factory=dict)
     to_store: list[PlannedChunk] = field(default_factory=list)
-    pinned: list[str] = field(default_factory=list)
+    pinned: list[ChunkKey] = field(default_factory=list)
     uneven: set[str] = field(default_factory=set)
     unreported: bool = True
 
@@ -301,7 +303,7 @@ class ReuseWorker:
             _core.gather_blocks(blocks=layer_kv.value, slots=slots, out=values[index])
         chunk = StoredChunk(
             key=planned.key,
-            tokens=torch.tensor(planned.tokens, dtype=torch.int32),
+            tokens=np.array(planned.tokens, dtype=np.int32),
             position=planned.begin,
             keys=keys,
             values=values,

@@ -18,7 +18,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from tiny_models import VOCABULARY, make_model  # noqa: E402
+from tiny_models import VOCABULARY, make_model
 
 
 @dataclass
@@ -90,8 +90,9 @@ class Engine:
         outputs = self.llm.generate(inputs, parameters, use_tqdm=False)
         return [_answer(output) for output in outputs]
 
-    def one(self, tokens: list[int], max_tokens: int = 1, salt: str | None = None,
-            **phasekv: Any) -> Answer:
+    def one(
+        self, tokens: list[int], max_tokens: int = 1, salt: str | None = None, **phasekv: Any
+    ) -> Answer:
         """Send one request alone."""
         prompt: dict[str, Any] = {"tokens": tokens}
         if phasekv:
@@ -106,7 +107,8 @@ class Engine:
         answer = self.one(
             [*before, *chunk], chunks=[[begin, begin + len(chunk)]], store=True, **more
         )
-        assert answer.report is not None and answer.report["chunks_stored"] == 1
+        assert answer.report is not None
+        assert answer.report["chunks_stored"] == 1
 
     def close(self) -> None:
         """End the engine's processes; a second call does nothing."""

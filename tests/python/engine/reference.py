@@ -6,6 +6,7 @@ definitions literally. It shares no code with the library.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -64,7 +65,7 @@ class Reference:
         first, second = rows.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
-    def project(self, layer, hidden):  # noqa: ANN001, ANN201 - transformers modules
+    def project(self, layer, hidden):
         """Queries, keys (both before RoPE) and values of rows [tokens, heads, dim]."""
         attention = layer.self_attn
         normed = layer.input_layernorm(hidden)
@@ -75,7 +76,7 @@ class Reference:
             query, key = attention.q_norm(query), attention.k_norm(key)
         return query * self.magnitude, key * self.magnitude, value
 
-    def finish(self, layer, hidden, query, positions, keys, values):  # noqa: ANN001, ANN201
+    def finish(self, layer, hidden, query, positions, keys, values):
         """The rest of a layer for rows at ``positions`` over keys (after RoPE) and values."""
         group = query.shape[1] // self.kv_heads
         keys = keys.repeat_interleave(group, dim=1)
@@ -142,7 +143,7 @@ class Reference:
         logits = self.model.lm_head(self.model.model.norm(hidden[-1:]))[0]
         return logits.log_softmax(-1), trace
 
-    def _step(self, tokens, begin, end, cached, setting, past_keys, past_values, trace):  # noqa: ANN001, ANN201
+    def _step(self, tokens, begin, end, cached, setting, past_keys, past_values, trace):
         positions = torch.arange(begin, end)
         segments = []  # (first row, tokens, stored keys, stored values, offset, whole length)
         for first, chunk in cached:
@@ -151,8 +152,14 @@ class Reference:
             if low < high:
                 part = slice(low - first, high - first)
                 segments.append(
-                    (low - begin, high - low, chunk.keys[:, part], chunk.values[:, part],
-                     low - first, length)
+                    (
+                        low - begin,
+                        high - low,
+                        chunk.keys[:, part],
+                        chunk.values[:, part],
+                        low - first,
+                        length,
+                    )
                 )
         rows = torch.cat(
             [torch.arange(s[0], s[0] + s[1]) for s in segments]
@@ -190,8 +197,10 @@ class Reference:
                     key_weight = self._weights(setting, starts, d_key, key_probe)
                     value_weight = self._weights(setting, starts, d_value, value_probe)
                     active[rows[~(key_probe | value_probe)]] = False
-                merged = index > check or early or (
-                    index == check and setting.method == "cacheblend_lmcache"
+                merged = (
+                    index > check
+                    or early
+                    or (index == check and setting.method == "cacheblend_lmcache")
                 )
                 if merged:
                     shift = setting.method in ("agentkvshift", "phaseshift") and index > check
@@ -202,8 +211,14 @@ class Reference:
                         result = stored.clone()
                         if shift:
                             result += self._shift(
-                                setting, starts, positions[rows], stored, fresh[rows], probe,
-                                weight, is_key,
+                                setting,
+                                starts,
+                                positions[rows],
+                                stored,
+                                fresh[rows],
+                                probe,
+                                weight,
+                                is_key,
                             )
                         result[probe] = fresh[rows][probe]
                         final[rows] = result
@@ -213,8 +228,12 @@ class Reference:
             past_keys[index] = torch.cat([past_keys[index], final_key])
             past_values[index] = torch.cat([past_values[index], final_value])
             out = self.finish(
-                layer, hidden[live], self.rotate(query, positions[live]), positions[live],
-                past_keys[index], past_values[index],
+                layer,
+                hidden[live],
+                self.rotate(query, positions[live]),
+                positions[live],
+                past_keys[index],
+                past_values[index],
             )
             hidden = hidden.clone()
             hidden[live] = out
@@ -222,10 +241,10 @@ class Reference:
         trace.probes += rows[key_probe | value_probe].add(begin).tolist()
         return hidden
 
-    def _shift(self, setting, starts, positions, stored, fresh, probe, weight, is_key):  # noqa: ANN001, ANN201
+    def _shift(self, setting, starts, positions, stored, fresh, probe, weight, is_key):
         added = torch.zeros_like(stored)
         turn = is_key and setting.frame == "unrotated"
-        for low, high in zip(starts, starts[1:], strict=False):
+        for low, high in itertools.pairwise(starts):
             chosen = torch.arange(low, high)[probe[low:high]]
             if not len(chosen):
                 continue
@@ -239,7 +258,7 @@ class Reference:
         return added
 
     @staticmethod
-    def _static_probes(setting, segments):  # noqa: ANN001, ANN205
+    def _static_probes(setting, segments):
         flags = []
         for _, tokens, _, _, offset, length in segments:
             if setting.method == "epic":
@@ -257,7 +276,7 @@ class Reference:
         flags[order[:count]] = True
         return flags
 
-    def _probes(self, setting, starts, d_key, d_value):  # noqa: ANN001, ANN201
+    def _probes(self, setting, starts, d_key, d_value):
         if setting.method in ("cacheblend", "cacheblend_lmcache"):
             score = d_value if setting.method == "cacheblend" else d_key
             chosen = self._top(score, math.floor(setting.ratio * len(score) + 1e-9))
@@ -267,10 +286,8 @@ class Reference:
         def per_chunk(score: torch.Tensor) -> torch.Tensor:
             return torch.cat(
                 [
-                    self._top(
-                        score[low:high], math.ceil(setting.ratio * (high - low) - 1e-9)
-                    )
-                    for low, high in zip(starts, starts[1:], strict=False)
+                    self._top(score[low:high], math.ceil(setting.ratio * (high - low) - 1e-9))
+                    for low, high in itertools.pairwise(starts)
                 ]
             )
 
@@ -280,7 +297,7 @@ class Reference:
             score = torch.cat(
                 [
                     sum(d[low:high] / d[low:high].mean() for d in (d_key, d_value))
-                    for low, high in zip(starts, starts[1:], strict=False)
+                    for low, high in itertools.pairwise(starts)
                 ]
             )
         else:
@@ -289,7 +306,7 @@ class Reference:
         return chosen, chosen
 
     @staticmethod
-    def _weights(setting, starts, d, probe):  # noqa: ANN001, ANN205
+    def _weights(setting, starts, d, probe):
         rule = setting.weight or ("clipped" if setting.method == "agentkvshift" else "one")
         if rule == "one":
             return torch.ones_like(d)
@@ -298,6 +315,6 @@ class Reference:
         return torch.cat(
             [
                 d[low:high] / d[low:high][probe[low:high]].mean()
-                for low, high in zip(starts, starts[1:], strict=False)
+                for low, high in itertools.pairwise(starts)
             ]
         )

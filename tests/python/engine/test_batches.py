@@ -86,9 +86,7 @@ def test_exact_reuse_survives_chunked_prefill(start_engine):
     tokens = before + chunk + after
     expected = engine.one(tokens, max_tokens=8)
     for method in ("full_reuse", "phaseshift"):
-        answer = engine.one(
-            tokens, max_tokens=8, chunks=[[40, 170]], method=method, ratio=0.0
-        )
+        answer = engine.one(tokens, max_tokens=8, chunks=[[40, 170]], method=method, ratio=0.0)
         assert answer.report["tokens_reused"] == 130
         assert_same(answer, expected)
 
@@ -100,7 +98,10 @@ def test_default_compilation(start_engine):
     engine.store(chunk, before)
     tokens = before + chunk + after
     expected = engine.one(tokens, max_tokens=8)
-    for setting in ({"method": "full_reuse"}, {"method": "phaseshift", "ratio": 0.0},
-                    {"method": "agentkvshift", "ratio": 1.0}):
+    for setting in (
+        {"method": "full_reuse"},
+        {"method": "phaseshift", "ratio": 0.0},
+        {"method": "agentkvshift", "ratio": 1.0},
+    ):
         assert_same(engine.one(tokens, max_tokens=8, chunks=[[40, 136]], **setting), expected)
     assert_same(engine.one(tokens, max_tokens=8), expected, tolerance=0)

@@ -116,7 +116,7 @@ def test_prompt_that_is_one_chunk_only(engine, plain):
 def test_all_chunks_reordered(engine):
     """LMCache#938: the second request is all of the first one's chunks in another order."""
     notes = [random_tokens(40, 20 + i) for i in range(3)]
-    engine.one(sum(notes, []), chunks=[[0, 40], [40, 80], [80, 120]])
+    engine.one(notes[0] + notes[1] + notes[2], chunks=[[0, 40], [40, 80], [80, 120]])
     tokens = notes[1] + notes[0] + notes[2]
     answer = engine.one(tokens, max_tokens=4, chunks=[[0, 40], [40, 80], [80, 120]])
     assert answer.report["chunks_found"] == 3

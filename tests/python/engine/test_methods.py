@@ -33,7 +33,7 @@ SETTINGS = [
 class Case:
     """Three notes in an order other than the one they were encoded in, and a question."""
 
-    def __init__(self, engine, folder, seed):  # noqa: ANN001
+    def __init__(self, engine, folder, seed):
         self.engine = engine
         self.reference = Reference(str(folder))
         notes = [random_tokens(count, seed + i) for i, count in enumerate((57, 96, 33))]

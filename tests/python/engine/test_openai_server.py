@@ -33,9 +33,21 @@ class Server:
         self.output = log.open("w")
         self.process = subprocess.Popen(
             [
-                Path(sys.executable).parent / "phasekv", "serve", model, "--host", "127.0.0.1",
-                "--port", str(port), "--enforce-eager", "--max-model-len", "2048",
-                "--dtype", "float32", "--served-model-name", "demo", *flags,
+                Path(sys.executable).parent / "phasekv",
+                "serve",
+                model,
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--enforce-eager",
+                "--max-model-len",
+                "2048",
+                "--dtype",
+                "float32",
+                "--served-model-name",
+                "demo",
+                *flags,
             ],
             stdout=self.output,
             stderr=subprocess.STDOUT,
@@ -89,8 +101,13 @@ class Server:
 @pytest.fixture(scope="module")
 def server(demo_model, tmp_path_factory):
     server = Server(
-        demo_model, tmp_path_factory.mktemp("server") / "log", "--method", "phaseshift",
-        "--ratio", "0.2", "--auto",
+        demo_model,
+        tmp_path_factory.mktemp("server") / "log",
+        "--method",
+        "phaseshift",
+        "--ratio",
+        "0.2",
+        "--auto",
     )
     try:
         server.wait()

@@ -77,14 +77,31 @@ def test_bad_settings_stop_the_start(model_folder, settings, field):
 @pytest.mark.parametrize(
     ("arguments", "changes", "feature"),
     [
-        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2,
-                                 "prompt_lookup_max": 3}}, {}, "speculative_config"),
+        (
+            {
+                "speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 2,
+                    "prompt_lookup_max": 3,
+                }
+            },
+            {},
+            "speculative_config",
+        ),
         ({"kv_cache_dtype": "fp8"}, {}, "kv_cache_dtype"),
         ({"data_parallel_size": 2}, {}, "data_parallel_size"),
         ({"pipeline_parallel_size": 2}, {}, "pipeline_parallel_size"),
-        ({"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both",
-                                 "kv_connector_extra_config": {"shared_storage_path": "/tmp"}}},
-         {}, "kv_transfer_config"),
+        (
+            {
+                "kv_transfer_config": {
+                    "kv_connector": "ExampleConnector",
+                    "kv_role": "kv_both",
+                    "kv_connector_extra_config": {"shared_storage_path": "/tmp"},
+                }
+            },
+            {},
+            "kv_transfer_config",
+        ),
         ({}, {"num_hidden_layers": 1}, "num_hidden_layers"),
     ],
     ids=lambda x: str(x)[:40],

@@ -63,8 +63,6 @@ def test_our_rotation_is_the_models(kind, neox, fraction, dtype):
     check_rope(rope_from(ROPES[kind], module), module, HEAD_SIZE, dtype)
 
 
-
-
 @pytest.mark.parametrize(
     ("kind", "declared", "attributes"),
     [

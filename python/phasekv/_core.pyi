@@ -1,0 +1,150 @@
+"""Types of the C++ core's Python module.
+
+Rows tensors are [tokens, heads, head size] with any strides for tokens and heads; index tensors are
+contiguous int64 unless include/phasekv/ops says otherwise.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from phasekv.errors import Error as Error
+from phasekv.errors import InvalidArgumentError as InvalidArgumentError
+from phasekv.errors import MissingCapabilityError as MissingCapabilityError
+from phasekv.errors import UnsupportedError as UnsupportedError
+
+class PagedView:
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+
+class PagedKV:
+    @property
+    def key(self) -> PagedView: ...
+    @property
+    def value(self) -> PagedView: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+
+def cpu_paged_kv(layout: str, kv_cache: Tensor) -> PagedKV: ...
+
+class RopeConfig:
+    def __init__(
+        self,
+        *,
+        type: str = "default",  # noqa: A002
+        theta: float = 10000.0,
+        rotary_dim: int,
+        factor: float = 1.0,
+        low_freq_factor: float = 1.0,
+        high_freq_factor: float = 4.0,
+        original_max_position: int = 8192,
+        beta_fast: float = 32.0,
+        beta_slow: float = 1.0,
+        truncate: bool = True,
+        pairing: str = "neox",
+    ) -> None: ...
+
+def rope_frequencies(config: RopeConfig) -> list[float]: ...
+
+class Rope:
+    def __init__(self, frequencies: list[float], rotary_dim: int, pairing: str) -> None: ...
+
+def gather_blocks(*, blocks: PagedView, slots: Tensor, out: Tensor) -> None: ...
+def scatter_blocks(*, rows: Tensor, slots: Tensor, blocks: PagedView) -> None: ...
+def rotate_keys(*, keys: Tensor, deltas: Tensor, rope: Rope, out: Tensor) -> None: ...
+def divergence(*, fresh: Tensor, cached: Tensor, out: Tensor) -> None: ...
+def select_top(
+    *, scores: Tensor, segment_starts: Tensor, counts: Tensor, pinned: Tensor | None = None
+) -> list[int]: ...
+def mean_residual(
+    *,
+    fresh: Tensor,
+    cached: Tensor,
+    fresh_rows: Tensor,
+    cached_rows: Tensor,
+    segment_starts: Tensor,
+    fresh_deltas: Tensor | None = None,
+    cached_deltas: Tensor | None = None,
+    rope: Rope | None = None,
+    out: Tensor,
+) -> None: ...
+def apply_shift(
+    *,
+    cached: Tensor,
+    cached_rows: Tensor,
+    slots: Tensor,
+    segment_starts: Tensor,
+    deltas: Tensor | None = None,
+    rope: Rope | None = None,
+    mean: Tensor | None = None,
+    weights: Tensor | None = None,
+    mean_deltas: Tensor | None = None,
+    blocks: PagedView,
+) -> None: ...
+def attend_rows(
+    *,
+    query: Tensor,
+    kv: PagedKV,
+    block_table: Tensor,
+    row_requests: Tensor,
+    row_limits: Tensor,
+    scale: float,
+    out: Tensor,
+) -> None: ...
+def supported_cpu_isas() -> list[str]: ...
+def active_cpu_isa() -> str: ...
+def set_active_cpu_isa(name: str) -> None: ...
+
+class ChunkIndex:
+    def __init__(self, min_match: int = 16, *, hash_base: int = 0) -> None: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, key: str) -> bool: ...
+    @property
+    def nbytes(self) -> int: ...
+    def add(self, key: str, tokens: Sequence[int] | Any) -> None: ...
+    def remove(self, key: str) -> bool: ...
+    def find(self, tokens: Sequence[int] | Any) -> list[tuple[str, int, int, int]]: ...
+
+def method_names() -> list[str]: ...
+
+class Method:
+    def __init__(
+        self,
+        name: str,
+        *,
+        frame: str | None = None,
+        weight: str | None = None,
+        probes: str | None = None,
+        boundary_tokens: int | None = None,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def check_layer(self) -> int: ...
+    @property
+    def keeps_fresh_at_check_layer(self) -> bool: ...
+    @property
+    def shifts(self) -> bool: ...
+    @property
+    def frame(self) -> str: ...
+    def select(
+        self,
+        *,
+        segments: Sequence[tuple[int, int, int]],
+        key_divergence: Sequence[float],
+        value_divergence: Sequence[float],
+        ratio: float,
+    ) -> tuple[list[int], list[int], list[float], list[float]]: ...
