@@ -61,11 +61,11 @@ class Contender:
     traffic: int
     seconds: list[float] = field(default_factory=list)
 
-    def time_once(self) -> None:
-        """Run once and remember how long it took."""
-        start = time.perf_counter()
+    def time_once(self, clock: Callable[[], float]) -> None:
+        """Run once and remember how long it took by ``clock``."""
+        start = clock()
         self.run()
-        self.seconds.append(time.perf_counter() - start)
+        self.seconds.append(clock() - start)
 
     @property
     def rate(self) -> float:
@@ -202,7 +202,9 @@ def matrix_product() -> Contender:
     )
 
 
-def measure(shape: Shape, tokens: int, ratios: list[float], rounds: int) -> list[dict[str, Any]]:
+def measure(
+    shape: Shape, tokens: int, ratios: list[float], rounds: int, clock: Callable[[], float]
+) -> list[dict[str, Any]]:
     """Time all contenders of one prompt in turns.
 
     Returns
@@ -223,7 +225,7 @@ def measure(shape: Shape, tokens: int, ratios: list[float], rounds: int) -> list
         contender.run()
     for _ in range(rounds):
         for contender in contenders:
-            contender.time_once()
+            contender.time_once(clock)
 
     peak = contenders[0].rate
     rows = []
@@ -275,6 +277,11 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=128)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="one thread, and its processor time: steady on a machine that others use too",
+    )
     default = Path(__file__).parent / "results" / "attend_rows.json"
     parser.add_argument("--json", type=Path, default=default)
     arguments = parser.parse_args()
@@ -284,6 +291,10 @@ def main() -> None:
     from phasekv.evaluation.machine import describe_machine
 
     current_platform.import_kernels()
+    clock = time.perf_counter
+    if arguments.cpu_time:
+        torch.set_num_threads(1)
+        clock = time.process_time
     shape = Shape(
         arguments.query_heads,
         arguments.kv_heads,
@@ -293,7 +304,7 @@ def main() -> None:
     )
     rows = []
     for tokens in arguments.tokens:
-        measured = measure(shape, tokens, arguments.ratios, arguments.rounds)
+        measured = measure(shape, tokens, arguments.ratios, arguments.rounds, clock)
         print_rows(measured)
         rows += measured
     result = {
@@ -306,6 +317,7 @@ def main() -> None:
             "dtype": arguments.dtype,
         },
         "threads": torch.get_num_threads(),
+        "clock": "processor time" if arguments.cpu_time else "wall time",
         "rounds": arguments.rounds,
         "rows": rows,
     }
