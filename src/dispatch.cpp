@@ -63,7 +63,8 @@ const cpu::KernelTable* avx512_bf16_kernels() {
   return nullptr;
 }
 
-// Null: not compiled in, or this processor cannot run it.
+}  // namespace
+
 const cpu::KernelTable* kernels_of(CpuIsa isa) {
   switch (isa) {
     case CpuIsa::scalar:
@@ -77,6 +78,8 @@ const cpu::KernelTable* kernels_of(CpuIsa isa) {
   }
   return nullptr;
 }
+
+namespace {
 
 constexpr CpuIsa kSlowestFirst[] = {CpuIsa::scalar, CpuIsa::avx2, CpuIsa::avx512,
                                     CpuIsa::avx512_bf16};

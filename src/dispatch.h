@@ -2,8 +2,12 @@
 #pragma once
 
 #include "cpu/kernel_table.h"
+#include "phasekv/cpu.h"
 
 namespace phasekv {
+
+// Null: not compiled in, or this processor cannot run it.
+const cpu::KernelTable* kernels_of(CpuIsa isa);
 
 // Those of active_cpu_isa().
 const cpu::KernelTable& active_kernels();

@@ -18,8 +18,7 @@ void check_multiple(const char* argument, int64_t value, int64_t of) {
 
 void check_stride(const char* argument, int64_t stride, int64_t least, bool matters) {
   if (matters && stride < least) {
-    refuse(argument, stride, "at least 2 * block_size * head_size = " +
-                                 std::to_string(least));
+    refuse(argument, stride, "at least 2 * block_size * head_size = " + std::to_string(least));
   }
 }
 
@@ -33,14 +32,12 @@ void set_transposed_axes(PagedKV& kv, int64_t block_size, int64_t head_size) {
 // Two elements that the tile unit multiplies together lie side by side: two dimensions of a key,
 // two tokens of a value.
 void set_amx_axes(PagedKV& kv, int64_t block_size, int64_t head_size) {
-  kv.key.token = {.tile = kAmxTileRows,
-                  .outer_stride = kAmxTileRows * head_size,
-                  .inner_stride = kAmxPair};
+  kv.key.token = {
+      .tile = kAmxTileRows, .outer_stride = kAmxTileRows * head_size, .inner_stride = kAmxPair};
   kv.key.dim = {.tile = kAmxPair, .outer_stride = kAmxTileRows * kAmxPair, .inner_stride = 1};
   kv.value.token = {.tile = kAmxPair, .outer_stride = kAmxTileRows * kAmxPair, .inner_stride = 1};
-  kv.value.dim = {.tile = kAmxTileRows,
-                  .outer_stride = block_size * kAmxTileRows,
-                  .inner_stride = kAmxPair};
+  kv.value.dim = {
+      .tile = kAmxTileRows, .outer_stride = block_size * kAmxTileRows, .inner_stride = kAmxPair};
 }
 
 }  // namespace
@@ -76,8 +73,7 @@ PagedKV cpu_paged_kv(std::string_view name, void* data, DataType dtype, int64_t 
     check_multiple("head_size", head_size, kAmxMultiple);
     set_amx_axes(kv, block_size, head_size);
   } else {
-    throw Error(ErrorCode::unsupported, "layout", std::string(name),
-                "one of vec, vec16, amx");
+    throw Error(ErrorCode::unsupported, "layout", std::string(name), "one of vec, vec16, amx");
   }
   return kv;
 }

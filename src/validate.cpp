@@ -56,7 +56,7 @@ void refuse(const std::string& argument, int64_t value, const std::string& reaso
 
 void check_not_null(const char* argument, const void* list, int64_t count) {
   if (count > 0 && list == nullptr) {
-    refuse(argument, "null",  std::to_string(count) + " entries");
+    refuse(argument, "null", std::to_string(count) + " entries");
   }
 }
 
@@ -94,14 +94,14 @@ void check_blocks(const char* argument, const PagedView& blocks) {
 void check_equal(const std::string& argument, int64_t value, const std::string& other,
                  int64_t expected) {
   if (value != expected) {
-    refuse(argument, value,  std::to_string(expected) + " like " + other);
+    refuse(argument, value, std::to_string(expected) + " like " + other);
   }
 }
 
 void check_same_dtype(const std::string& argument, DataType dtype, const std::string& other,
                       DataType expected) {
   if (dtype != expected) {
-    refuse(argument + ".dtype", name_of(dtype),  name_of(expected) + " like " + other);
+    refuse(argument + ".dtype", name_of(dtype), name_of(expected) + " like " + other);
   }
 }
 
@@ -166,8 +166,7 @@ void check_deltas(const char* argument, const int64_t* deltas, int64_t count) {
   check_not_null(argument, deltas, count);
   for (int64_t i = 0; i < count; ++i) {
     if (deltas[i] >= -kMaxDelta && deltas[i] <= kMaxDelta) continue;
-    refuse(element(argument, i), deltas[i],
-           "at most " + std::to_string(kMaxDelta) + " either way");
+    refuse(element(argument, i), deltas[i], "at most " + std::to_string(kMaxDelta) + " either way");
   }
 }
 

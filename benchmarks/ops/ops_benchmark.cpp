@@ -1,9 +1,11 @@
-// Speed of the copy-like ops against memcpy on the same bytes, by the same threads, in the same run.
+// Speed of the copy-like ops against memcpy on the same bytes, by the same threads, in the same
+// run.
 //
 //   ops_benchmark [--json PATH] [--filter TEXT] [--seconds S]
 //
-// "bytes" is what the op must read once and write once; GB/s counts each of them once, as for a copy.
-// Op and memcpy take turns and the fastest run of each counts: what else the machine does only adds.
+// "bytes" is what the op must read once and write once; GB/s counts each of them once, as for a
+// copy. Every call works on the next of many layers, as a prefill does, so that nothing is in a
+// cache from the call before. Op and memcpy take turns, and of each the median counts.
 #include <omp.h>
 
 #include <algorithm>
@@ -15,7 +17,6 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,12 @@ const char* name_of(DataType dtype) {
   return "unknown";
 }
 
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 double seconds_of(const std::function<void()>& work) {
   const auto begin = std::chrono::steady_clock::now();
   work();
@@ -72,22 +79,23 @@ void parallel_memcpy(char* to, const char* from, int64_t bytes) {
   }
 }
 
-// The memory of one case: a chunk's rows, and a paged cache twice the size they need.
+// The memory of one layer: a chunk's rows, and a paged cache twice the size they need.
+struct Layer {
+  std::vector<char> rows;
+  std::vector<char> other_rows;
+  std::vector<char> pool;
+  phasekv::PagedKV kv;
+};
+
 class Workload {
  public:
   explicit Workload(const Shape& shape) : shape_(shape) {
-    const int64_t element = phasekv::size_of(shape.dtype);
     const int64_t row = shape.heads * shape.head_size;
-    bytes_ = shape.tokens * row * element;
-    rows_memory_.assign(static_cast<size_t>(bytes_), 1);
-    other_rows_memory_.assign(static_cast<size_t>(bytes_), 2);
-    const int64_t used_blocks = (shape.tokens + shape.block_size - 1) / shape.block_size + 1;
-    const int64_t blocks = 2 * used_blocks;
-    const int64_t head_stride = 2 * shape.block_size * shape.head_size;
-    pool_.assign(static_cast<size_t>(blocks * shape.heads * head_stride * element), 3);
-    kv_ = phasekv::cpu_paged_kv("vec", pool_.data(), shape.dtype, blocks, shape.heads,
-                                shape.block_size, shape.head_size, shape.heads * head_stride,
-                                head_stride);
+    bytes_ = shape.tokens * row * phasekv::size_of(shape.dtype);
+    // Far more than caches hold.
+    constexpr int64_t kWorkingSet = int64_t{512} << 20;
+    const int64_t layers = std::max<int64_t>(4, kWorkingSet / (6 * bytes_));
+    for (int64_t i = 0; i < layers; ++i) layers_.push_back(make_layer());
     // Chunks of 200 tokens, one after another from the fifth token of a request whose blocks are
     // every other one of the pool.
     constexpr int64_t kFirstToken = 5;
@@ -109,8 +117,9 @@ class Workload {
   }
 
   int64_t bytes() const { return bytes_; }
+  void next_layer() { current_ = (current_ + 1) % layers_.size(); }
 
-  void copy() { parallel_memcpy(other_rows_memory_.data(), rows_memory_.data(), bytes_); }
+  void copy() { parallel_memcpy(layer().other_rows.data(), layer().rows.data(), bytes_); }
 
   void gather(const phasekv::PagedView& blocks) {
     phasekv::gather_blocks({.blocks = blocks, .slots = slots_.data(), .rows = other_rows()});
@@ -143,10 +152,29 @@ class Workload {
 
   void shift_values() { phasekv::apply_shift(shift_params(value())); }
 
-  const phasekv::PagedView& key() const { return kv_.key; }
-  const phasekv::PagedView& value() const { return kv_.value; }
+  const phasekv::PagedView& key() { return layer().kv.key; }
+  const phasekv::PagedView& value() { return layer().kv.value; }
 
  private:
+  Layer& layer() { return layers_[current_]; }
+
+  Layer make_layer() const {
+    // Ordinary numbers in every type: 0x3c3c3c3c is 0.0115, and 0x3c3c 0.0115 or 1.06.
+    constexpr char kFill = 0x3c;
+    Layer layer;
+    layer.rows.assign(static_cast<size_t>(bytes_), kFill);
+    layer.other_rows.assign(static_cast<size_t>(bytes_), kFill);
+    const int64_t used_blocks = (shape_.tokens + shape_.block_size - 1) / shape_.block_size + 1;
+    const int64_t blocks = 2 * used_blocks;
+    const int64_t head_stride = 2 * shape_.block_size * shape_.head_size;
+    const int64_t elements = blocks * shape_.heads * head_stride;
+    layer.pool.assign(static_cast<size_t>(elements * phasekv::size_of(shape_.dtype)), kFill);
+    layer.kv = phasekv::cpu_paged_kv("vec", layer.pool.data(), shape_.dtype, blocks, shape_.heads,
+                                     shape_.block_size, shape_.head_size,
+                                     shape_.heads * head_stride, head_stride);
+    return layer;
+  }
+
   phasekv::RowsView rows_in(std::vector<char>& memory) const {
     return {.data = memory.data(),
             .dtype = shape_.dtype,
@@ -156,8 +184,8 @@ class Workload {
             .token_stride = shape_.heads * shape_.head_size,
             .head_stride = shape_.head_size};
   }
-  phasekv::RowsView rows() { return rows_in(rows_memory_); }
-  phasekv::RowsView other_rows() { return rows_in(other_rows_memory_); }
+  phasekv::RowsView rows() { return rows_in(layer().rows); }
+  phasekv::RowsView other_rows() { return rows_in(layer().other_rows); }
   phasekv::RopeView rope() const {
     return {.frequencies = frequencies_.data(), .rotary_dim = shape_.head_size};
   }
@@ -177,10 +205,8 @@ class Workload {
 
   Shape shape_;
   int64_t bytes_ = 0;
-  std::vector<char> rows_memory_;
-  std::vector<char> other_rows_memory_;
-  std::vector<char> pool_;
-  phasekv::PagedKV kv_;
+  std::vector<Layer> layers_;
+  size_t current_ = 0;
   std::vector<int64_t> slots_;
   std::vector<int64_t> rows_;
   std::vector<int64_t> segment_starts_;
@@ -193,20 +219,19 @@ class Workload {
 
 Result measure(const std::string& op, const Shape& shape, double seconds, Workload& workload,
                const std::function<void()>& run) {
-  run();
-  workload.copy();
-  double op_time = std::numeric_limits<double>::infinity();
-  double copy_time = op_time;
+  std::vector<double> op_times;
+  std::vector<double> copy_times;
   double spent = 0.0;
-  for (int round = 0; spent < seconds || round < 5; ++round) {
-    const double op_now = seconds_of(run);
-    const double copy_now = seconds_of([&] { workload.copy(); });
-    op_time = std::min(op_time, op_now);
-    copy_time = std::min(copy_time, copy_now);
-    spent += op_now + copy_now;
+  while (spent < seconds || op_times.size() < 9) {
+    workload.next_layer();
+    op_times.push_back(seconds_of(run));
+    workload.next_layer();
+    copy_times.push_back(seconds_of([&] { workload.copy(); }));
+    spent += op_times.back() + copy_times.back();
   }
   const double gigabytes = static_cast<double>(workload.bytes()) * 1e-9;
-  return {op, shape, workload.bytes(), gigabytes / op_time, gigabytes / copy_time};
+  return {op, shape, workload.bytes(), gigabytes / median(op_times),
+          gigabytes / median(copy_times)};
 }
 
 std::vector<Result> measure_all(const std::string& filter, double seconds) {
@@ -236,10 +261,9 @@ std::vector<Result> measure_all(const std::string& filter, double seconds) {
       const Result result = measure(name, shape, seconds, workload, run);
       std::printf("%-14s %7lld %5lld %4lld %5lld %-8s %10lld %8.2f %8.2f %5.0f%%\n", name.c_str(),
                   static_cast<long long>(shape.tokens), static_cast<long long>(shape.heads),
-                  static_cast<long long>(shape.head_size),
-                  static_cast<long long>(shape.block_size), name_of(shape.dtype),
-                  static_cast<long long>(result.bytes), result.op_speed, result.memcpy_speed,
-                  100.0 * result.op_speed / result.memcpy_speed);
+                  static_cast<long long>(shape.head_size), static_cast<long long>(shape.block_size),
+                  name_of(shape.dtype), static_cast<long long>(result.bytes), result.op_speed,
+                  result.memcpy_speed, 100.0 * result.op_speed / result.memcpy_speed);
       std::fflush(stdout);
       results.push_back(result);
     }
@@ -257,18 +281,16 @@ std::string processor() {
 
 void write_json(const std::string& path, const std::vector<Result>& results) {
   std::ofstream out(path);
-  out << "{\n  \"machine\": {\"processor\": \"" << processor() << "\", \"threads\": "
-      << omp_get_max_threads() << ", \"cpu_isa\": \""
+  out << "{\n  \"machine\": {\"processor\": \"" << processor()
+      << "\", \"threads\": " << omp_get_max_threads() << ", \"cpu_isa\": \""
       << phasekv::name_of(phasekv::active_cpu_isa()) << "\"},\n  \"rows\": [\n";
   for (size_t i = 0; i < results.size(); ++i) {
     const Result& result = results[i];
     out << "    {\"op\": \"" << result.op << "\", \"tokens\": " << result.shape.tokens
-        << ", \"kv_heads\": " << result.shape.heads
-        << ", \"head_size\": " << result.shape.head_size
+        << ", \"kv_heads\": " << result.shape.heads << ", \"head_size\": " << result.shape.head_size
         << ", \"block_size\": " << result.shape.block_size << ", \"dtype\": \""
         << name_of(result.shape.dtype) << "\", \"bytes\": " << result.bytes
-        << ", \"gb_per_s\": " << result.op_speed
-        << ", \"memcpy_gb_per_s\": " << result.memcpy_speed
+        << ", \"gb_per_s\": " << result.op_speed << ", \"memcpy_gb_per_s\": " << result.memcpy_speed
         << ", \"share\": " << result.op_speed / result.memcpy_speed << "}"
         << (i + 1 < results.size() ? "," : "") << "\n";
   }

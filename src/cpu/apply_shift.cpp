@@ -3,119 +3,111 @@
 #include "cpu/rotation.h"
 #include "cpu/rows.h"
 #include "cpu/scratch.h"
-#include "cpu/tile.h"
+#include "cpu/shifted_tile.h"
 
 namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE {
 namespace {
 
-// Shifts the tokens that one thread was given. Every element is read once and written once: where a
-// block is transposed, a tile of shifted rows waits in float32 in the cache for its transposition.
+// Shifts the tokens that one thread was given. A tile may span segments.
 template <typename Cached, typename Stored>
 class Shifter {
  public:
   static int64_t floats_needed(const ApplyShiftParams& params) {
-    const int64_t tile = kTileTokens<Stored> * params.blocks.num_heads * params.blocks.head_size;
-    return 2 * Rotation::floats_needed(params.rope) + params.blocks.head_size + tile;
+    const int64_t tokens = kTileTokens<Stored>;
+    const int64_t head_size = params.blocks.head_size;
+    const int64_t tables = 2 * FactorTable::floats_needed(rope_of(params), tokens);
+    const int64_t rotated_means = params.mean_deltas == nullptr ? 0 : tokens * head_size;
+    return head_size + rotated_means + tables;
   }
 
   Shifter(const ApplyShiftParams& params, float* memory)
       : params_(params),
         heads_(params.blocks.num_heads),
         head_size_(params.blocks.head_size),
-        arrangement_(arrangement_of(params.blocks)),
-        rotation_(params.rope, memory),
-        mean_rotation_(params.rope, memory + Rotation::floats_needed(params.rope)),
-        rotated_mean_(memory + 2 * Rotation::floats_needed(params.rope)),
-        shifted_(rotated_mean_ + head_size_) {}
+        rope_(rope_of(params)),
+        writer_(params.blocks, rope_),
+        row_(reinterpret_cast<Stored*>(memory)),
+        rotated_means_(memory + head_size_),
+        factors_(rope_, kTileTokens<Stored>, after_means(params, memory)),
+        mean_factors_(
+            rope_, kTileTokens<Stored>,
+            after_means(params, memory) + FactorTable::floats_needed(rope_, kTileTokens<Stored>)) {}
 
   void run(Range tokens) {
-    int64_t segment = 0;
+    while (segment_end() <= tokens.begin) ++segment_;
     for (int64_t at = tokens.begin; at < tokens.end;) {
-      while (params_.segment_starts[segment + 1] <= at) ++segment;
-      const int64_t segment_end = params_.segment_starts[segment + 1];
-      const int64_t end = segment_end < tokens.end ? segment_end : tokens.end;
-      const Tile tile = next_tile<Stored>(params_.slots, at, end, params_.blocks.block_size);
+      const Tile tile = next_tile<Stored>(params_.slots, at, tokens.end, params_.blocks.block_size);
       at += tile.count;
-      if (tile.block != kPaddingSlot) shift(tile, segment);
+      if (tile.block != kPaddingSlot) shift(tile);
     }
   }
 
  private:
-  void shift(const Tile& tile, int64_t segment) {
-    const int64_t delta = params_.deltas != nullptr ? params_.deltas[segment] : 0;
-    if (delta == 0 && params_.mean == nullptr) {
-      copy(tile);
-      return;
-    }
-    rotation_.set_delta(delta);
-    const bool straight = arrangement_ == Arrangement::dim_contiguous;
-    for (int64_t i = 0; i < tile.count; ++i) {
-      for (int64_t head = 0; head < heads_; ++head) {
-        if (straight) {
-          const int64_t at = offset_on(params_.blocks.token, tile.offset + i);
-          shift_row(tile.begin + i, segment, head, block_head(tile, head) + at);
-        } else {
-          shift_row(tile.begin + i, segment, head, shifted_row(head, i));
-        }
-      }
-    }
-    if (straight) return;
-    const float* rows[kTileTokens<Stored>];
+  static RopeView rope_of(const ApplyShiftParams& params) {
+    const bool rotates = params.deltas != nullptr || params.mean_deltas != nullptr;
+    return rotates ? params.rope : RopeView{};
+  }
+
+  static float* after_means(const ApplyShiftParams& params, float* memory) {
+    const int64_t rows = params.mean_deltas == nullptr ? 1 : 1 + kTileTokens<Stored>;
+    return memory + rows * params.blocks.head_size;
+  }
+
+  int64_t segment_end() const { return params_.segment_starts[segment_ + 1]; }
+
+  void shift(const Tile& tile) {
+    tile_.count = tile.count;
+    for (int64_t i = 0; i < tile.count; ++i) prepare(tile.begin + i, i);
     for (int64_t head = 0; head < heads_; ++head) {
-      for (int64_t i = 0; i < tile.count; ++i) rows[i] = shifted_row(head, i);
-      store_tile(arrangement_, rows, tile.count, params_.blocks, tile.offset,
-                 block_head(tile, head));
+      for (int64_t i = 0; i < tile.count; ++i) point_to_head(tile.begin + i, i, head);
+      writer_.write(tile_, tile, head, row_);
     }
   }
 
-  void copy(const Tile& tile) {
-    const Cached* rows[kTileTokens<Stored>];
-    for (int64_t head = 0; head < heads_; ++head) {
-      for (int64_t i = 0; i < tile.count; ++i) rows[i] = cached_row(tile.begin + i, head);
-      store_tile(arrangement_, rows, tile.count, params_.blocks, tile.offset,
-                 block_head(tile, head));
-    }
-  }
-
-  template <typename Out>
-  void shift_row(int64_t token, int64_t segment, int64_t head, Out* out) {
-    const float* mean = nullptr;
-    if (params_.mean != nullptr) mean = params_.mean + (segment * heads_ + head) * head_size_;
+  // What all heads of the token share.
+  void prepare(int64_t token, int64_t i) {
+    while (segment_end() <= token) ++segment_;
+    segments_[i] = segment_;
+    ShiftedRow<Cached>& row = tile_.rows[i];
+    if (params_.deltas != nullptr) row.factors = factors_.of(params_.deltas[segment_]);
+    row.weight = params_.weights != nullptr ? params_.weights[token] : 1.0F;
     if (params_.mean_deltas != nullptr) {
-      mean_rotation_.set_delta(params_.mean_deltas[token]);
-      mean_rotation_.apply(mean, head_size_, nullptr, 0.0F, rotated_mean_);
-      mean = rotated_mean_;
+      token_mean_factors_[i] = mean_factors_.of(params_.mean_deltas[token]);
     }
-    const float weight = params_.weights != nullptr ? params_.weights[token] : 1.0F;
-    rotation_.apply(cached_row(token, head), head_size_, mean, weight, out);
   }
 
-  const Cached* cached_row(int64_t token, int64_t head) const {
-    return row_of<const Cached>(params_.cached, params_.cached_rows[token], head);
-  }
-
-  Stored* block_head(const Tile& tile, int64_t head) const {
-    return head_of_block<Stored>(params_.blocks, tile.block, head);
-  }
-
-  float* shifted_row(int64_t head, int64_t i) const {
-    return shifted_ + (head * kTileTokens<Stored> + i) * head_size_;
+  void point_to_head(int64_t token, int64_t i, int64_t head) {
+    ShiftedRow<Cached>& row = tile_.rows[i];
+    row.in = row_of<const Cached>(params_.cached, params_.cached_rows[token], head);
+    if (params_.mean == nullptr) return;
+    row.addend = params_.mean + (segments_[i] * heads_ + head) * head_size_;
+    if (params_.mean_deltas == nullptr) return;
+    ShiftedRow<float> mean;
+    mean.in = row.addend;
+    mean.factors = token_mean_factors_[i];
+    float* rotated = rotated_means_ + i * head_size_;
+    write_row(mean, rope_, head_size_, rotated);
+    row.addend = rotated;
   }
 
   const ApplyShiftParams& params_;
   int64_t heads_;
   int64_t head_size_;
-  Arrangement arrangement_;
-  Rotation rotation_;
-  Rotation mean_rotation_;
-  float* rotated_mean_;
-  float* shifted_;
+  RopeView rope_;
+  TileWriter<Cached, Stored> writer_;
+  Stored* row_;
+  float* rotated_means_;
+  FactorTable factors_;
+  FactorTable mean_factors_;
+  ShiftedTile<Cached> tile_;
+  int64_t segments_[kTileTokens<Stored>];
+  Factors token_mean_factors_[kTileTokens<Stored>];
+  int64_t segment_ = 0;
 };
 
 }  // namespace
 
 void apply_shift(const ApplyShiftParams& params) {
-  if (params.num_segments == 0) return;
   with_types(params.cached.dtype, params.blocks.dtype, [&](auto cached_tag, auto stored_tag) {
     using Cached = typename decltype(cached_tag)::Type;
     using Stored = typename decltype(stored_tag)::Type;
@@ -123,7 +115,8 @@ void apply_shift(const ApplyShiftParams& params) {
     const int64_t bytes = tokens * params.blocks.num_heads * params.blocks.head_size *
                           int64_t{sizeof(Cached) + sizeof(Stored)};
     const int threads = threads_for(bytes);
-    const Scratch scratch(threads, Shifter<Cached, Stored>::floats_needed(params));
+    const int64_t floats = Shifter<Cached, Stored>::floats_needed(params);
+    const Scratch scratch(threads, floats);
 #pragma omp parallel num_threads(threads)
     Shifter<Cached, Stored>(params, scratch.part(omp_get_thread_num()))
         .run(share_of_thread(tokens));

@@ -8,22 +8,16 @@ namespace {
 
 template <typename Fresh, typename Cached>
 void squared_distances(const DivergenceParams& params, Range tokens) {
-  const int64_t head_size = params.fresh.head_size;
   for (int64_t token = tokens.begin; token < tokens.end; ++token) {
     Vec sum = zero();
     for (int64_t head = 0; head < params.fresh.heads; ++head) {
       const Fresh* fresh = row_of<const Fresh>(params.fresh, token, head);
       const Cached* cached = row_of<const Cached>(params.cached, token, head);
-      int64_t d = 0;
-      for (; d + kWidth <= head_size; d += kWidth) {
-        const Vec residual = load(fresh + d) - load(cached + d);
+      for_lanes(0, params.fresh.head_size, [&](auto lanes, int64_t d, int n) {
+        const Vec residual =
+            load_lanes<lanes.kFull>(fresh + d, n) - load_lanes<lanes.kFull>(cached + d, n);
         sum = fma(residual, residual, sum);
-      }
-      if (d < head_size) {
-        const int rest = static_cast<int>(head_size - d);
-        const Vec residual = load_partial(fresh + d, rest) - load_partial(cached + d, rest);
-        sum = fma(residual, residual, sum);
-      }
+      });
     }
     params.out[token] = reduce_add(sum);
   }
@@ -36,8 +30,8 @@ void divergence(const DivergenceParams& params) {
     using Fresh = typename decltype(fresh_tag)::Type;
     using Cached = typename decltype(cached_tag)::Type;
     const RowsView& fresh = params.fresh;
-    const int64_t bytes = fresh.tokens * fresh.heads * fresh.head_size *
-                          int64_t{sizeof(Fresh) + sizeof(Cached)};
+    const int64_t bytes =
+        fresh.tokens * fresh.heads * fresh.head_size * int64_t{sizeof(Fresh) + sizeof(Cached)};
 #pragma omp parallel num_threads(threads_for(bytes))
     squared_distances<Fresh, Cached>(params, share_of_thread(fresh.tokens));
   });

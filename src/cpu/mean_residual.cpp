@@ -11,22 +11,30 @@ namespace {
 // sum += fresh - cached
 template <typename Fresh, typename Cached>
 void accumulate(const Fresh* fresh, const Cached* cached, int64_t head_size, float* sum) {
-  int64_t d = 0;
-  for (; d + kWidth <= head_size; d += kWidth) {
-    store(sum + d, load(sum + d) + (load(fresh + d) - load(cached + d)));
-  }
-  if (d < head_size) {
-    const int rest = static_cast<int>(head_size - d);
-    const Vec residual = load_partial(fresh + d, rest) - load_partial(cached + d, rest);
-    store_partial(sum + d, load_partial(sum + d, rest) + residual, rest);
-  }
+  for_lanes(0, head_size, [&](auto lanes, int64_t d, int n) {
+    const Vec residual =
+        load_lanes<lanes.kFull>(fresh + d, n) - load_lanes<lanes.kFull>(cached + d, n);
+    store_lanes<lanes.kFull>(sum + d, load_lanes<lanes.kFull>(sum + d, n) + residual, n);
+  });
 }
 
 void scale(float factor, int64_t count, float* values) {
   for (int64_t i = 0; i < count; ++i) values[i] *= factor;
 }
 
-// The mean over one segment's probes. `memory` holds two rotations and two rows.
+bool rotates(const MeanResidualParams& params) {
+  return params.fresh_deltas != nullptr || params.cached_deltas != nullptr;
+}
+
+RopeView rope_of(const MeanResidualParams& params) {
+  return rotates(params) ? params.rope : RopeView{};
+}
+
+int64_t floats_needed(const MeanResidualParams& params) {
+  return 2 * FactorTable::floats_needed(rope_of(params), 1) + 2 * params.fresh.head_size;
+}
+
+// The mean over one segment's probes.
 template <typename Fresh, typename Cached>
 void mean_of_segment(const MeanResidualParams& params, int64_t segment, float* memory) {
   const int64_t heads = params.fresh.heads;
@@ -36,25 +44,32 @@ void mean_of_segment(const MeanResidualParams& params, int64_t segment, float* m
   float* out = params.out + segment * heads * head_size;
   for (int64_t i = 0; i < heads * head_size; ++i) out[i] = 0.0F;
 
-  const int64_t rotation_floats = Rotation::floats_needed(params.rope);
-  Rotation fresh_rotation(params.rope, memory);
-  Rotation cached_rotation(params.rope, memory + rotation_floats);
-  float* fresh_row = memory + 2 * rotation_floats;
-  float* cached_row = fresh_row + head_size;
+  float* fresh_moved = memory;
+  float* cached_moved = fresh_moved + head_size;
+  float* tables = cached_moved + head_size;
+  const RopeView rope = rope_of(params);
+  FactorTable fresh_factors(rope, 1, tables);
+  FactorTable cached_factors(rope, 1, tables + FactorTable::floats_needed(rope, 1));
   for (int64_t probe = begin; probe < end; ++probe) {
-    if (params.fresh_deltas != nullptr) fresh_rotation.set_delta(params.fresh_deltas[probe]);
-    if (params.cached_deltas != nullptr) cached_rotation.set_delta(params.cached_deltas[probe]);
+    ShiftedRow<Fresh> fresh;
+    ShiftedRow<Cached> cached;
+    if (params.fresh_deltas != nullptr) {
+      fresh.factors = fresh_factors.of(params.fresh_deltas[probe]);
+    }
+    if (params.cached_deltas != nullptr) {
+      cached.factors = cached_factors.of(params.cached_deltas[probe]);
+    }
     for (int64_t head = 0; head < heads; ++head) {
-      const Fresh* fresh = row_of<const Fresh>(params.fresh, params.fresh_rows[probe], head);
-      const Cached* cached = row_of<const Cached>(params.cached, params.cached_rows[probe], head);
+      fresh.in = row_of<const Fresh>(params.fresh, params.fresh_rows[probe], head);
+      cached.in = row_of<const Cached>(params.cached, params.cached_rows[probe], head);
       float* sum = out + head * head_size;
-      if (params.fresh_deltas == nullptr && params.cached_deltas == nullptr) {
-        accumulate(fresh, cached, head_size, sum);
+      if (!rotates(params)) {
+        accumulate(fresh.in, cached.in, head_size, sum);
         continue;
       }
-      fresh_rotation.apply(fresh, head_size, nullptr, 0.0F, fresh_row);
-      cached_rotation.apply(cached, head_size, nullptr, 0.0F, cached_row);
-      accumulate(fresh_row, cached_row, head_size, sum);
+      write_row(fresh, rope, head_size, fresh_moved);
+      write_row(cached, rope, head_size, cached_moved);
+      accumulate(fresh_moved, cached_moved, head_size, sum);
     }
   }
   if (end > begin) scale(1.0F / static_cast<float>(end - begin), heads * head_size, out);
@@ -68,11 +83,10 @@ void mean_residual(const MeanResidualParams& params) {
     using Cached = typename decltype(cached_tag)::Type;
     const int64_t segments = params.num_segments;
     const int64_t row = params.fresh.heads * params.fresh.head_size;
-    const int64_t probes = segments == 0 ? 0 : params.segment_starts[segments];
+    const int64_t probes = params.segment_starts[segments];
     const int threads =
         threads_for(row * (probes * int64_t{sizeof(Fresh) + sizeof(Cached)} + segments * 4));
-    const Scratch scratch(
-        threads, 2 * Rotation::floats_needed(params.rope) + 2 * params.fresh.head_size);
+    const Scratch scratch(threads, floats_needed(params));
     // A segment is summed by one thread, in order: the result does not depend on their number.
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t segment = 0; segment < segments; ++segment) {

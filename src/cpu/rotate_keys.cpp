@@ -9,13 +9,14 @@ namespace {
 
 template <typename T>
 void rotate(const RotateKeysParams& params, Range tokens, float* memory) {
-  Rotation rotation(params.rope, memory);
+  FactorTable factors(params.rope, 1, memory);
   const RowsView& keys = params.keys;
   for (int64_t token = tokens.begin; token < tokens.end; ++token) {
-    rotation.set_delta(params.deltas[token]);
+    ShiftedRow<T> row;
+    row.factors = factors.of(params.deltas[token]);
     for (int64_t head = 0; head < keys.heads; ++head) {
-      rotation.apply(row_of<const T>(keys, token, head), keys.head_size, nullptr, 0.0F,
-                     row_of<T>(params.out, token, head));
+      row.in = row_of<const T>(keys, token, head);
+      write_row(row, params.rope, keys.head_size, row_of<T>(params.out, token, head));
     }
   }
 }
@@ -28,7 +29,7 @@ void rotate_keys(const RotateKeysParams& params) {
     const RowsView& keys = params.keys;
     const int64_t bytes = 2 * keys.tokens * keys.heads * keys.head_size * int64_t{sizeof(T)};
     const int threads = threads_for(bytes);
-    const Scratch scratch(threads, Rotation::floats_needed(params.rope));
+    const Scratch scratch(threads, FactorTable::floats_needed(params.rope, 1));
 #pragma omp parallel num_threads(threads)
     rotate<T>(params, share_of_thread(keys.tokens), scratch.part(omp_get_thread_num()));
   });

@@ -14,8 +14,8 @@ struct SinCos {
   double cos;
 };
 
-// For |phase| up to 2^26, to about 2^-32: below the float32 resolution both are rounded to. Without a
-// branch, so that loops over it become vector code.
+// For |phase| up to 2^26, to about 2^-32: below the float32 resolution both are rounded to. Without
+// a branch, so that loops over it become vector code.
 inline SinCos sin_cos(double phase) {
   // phase = n * pi/2 + r, |r| <= pi/4. kHigh has 27 bits, so n * kHigh is exact.
   constexpr double kHigh = 0x1.921fb54p+0;
@@ -47,169 +47,163 @@ inline SinCos sin_cos(double phase) {
           half_turn || quadrant == 1.0 ? -second : second};
 }
 
-// The factors of one delta, in memory of the caller's. Reused while the delta stays the same.
-class Rotation {
+// The factors of one delta. Null for a delta of 0, which leaves every bit of a row as it is.
+//   neox         cosine[i], sine[i] of pair i
+//   interleaved  by dimension: cosine[2i] = cosine[2i + 1], and -sine, sine
+struct Factors {
+  const float* cosine = nullptr;
+  const float* sine = nullptr;
+};
+
+// Computes factors, and keeps those of the last `kept` different deltas in a row.
+class FactorTable {
  public:
-  static int64_t floats_needed(const RopeView& rope) { return 2 * rope.rotary_dim; }
-
-  Rotation(const RopeView& rope, float* memory) : rope_(rope), cos_(memory) {
-    sin_ = memory + rope.rotary_dim;
+  static int64_t floats_needed(const RopeView& rope, int64_t kept) {
+    return kept * 2 * rope.rotary_dim;
   }
 
-  void set_delta(int64_t delta) {
-    if (delta == delta_) return;
-    delta_ = delta;
-    const int64_t pairs = rope_.rotary_dim / 2;
-    const double position = static_cast<double>(delta);
-    for (int64_t i = 0; i < pairs; ++i) {
-      const SinCos factors = sin_cos(position * rope_.frequencies[i]);
-      cos_[i] = static_cast<float>(factors.cos);
-      sin_[i] = static_cast<float>(factors.sin);
-    }
-    if (rope_.pairing == RopePairing::interleaved) spread_to_pairs(pairs);
-  }
+  FactorTable(const RopeView& rope, int64_t kept, float* memory)
+      : rope_(rope), kept_(kept), memory_(memory) {}
 
-  // out = R(delta) in + weight * addend, over `head_size` dimensions; without an addend (null) just
-  // the rotation. A delta of 0 leaves every bit as it is. `out` may be `in`.
-  template <typename In, typename Out>
-  void apply(const In* in, int64_t head_size, const float* addend, float weight, Out* out) const {
-    if (addend == nullptr) {
-      apply_all<false>(in, head_size, addend, weight, out);
-    } else {
-      apply_all<true>(in, head_size, addend, weight, out);
+  // Valid until `kept` more deltas, each unlike the one before, have been asked for.
+  Factors of(int64_t delta) {
+    if (delta == 0) return {};
+    if (delta != last_delta_) {
+      last_delta_ = delta;
+      slot_ = slot_ + 1 == kept_ ? 0 : slot_ + 1;
+      fill(static_cast<double>(delta));
     }
+    return {cosine(), sine()};
   }
 
  private:
-  // In place, from the last pair down: cos_i, cos_i and -sin_i, sin_i for dimensions 2i, 2i + 1.
-  void spread_to_pairs(int64_t pairs) {
-    for (int64_t i = pairs - 1; i >= 0; --i) {
-      cos_[2 * i] = cos_[2 * i + 1] = cos_[i];
-      sin_[2 * i + 1] = sin_[i];
-      sin_[2 * i] = -sin_[i];
+  float* cosine() const { return memory_ + slot_ * 2 * rope_.rotary_dim; }
+  float* sine() const { return cosine() + rope_.rotary_dim; }
+
+  void fill(double delta) {
+    const int64_t pairs = rope_.rotary_dim / 2;
+    const double* frequencies = rope_.frequencies;
+    float* cosines = cosine();
+    float* sines = sine();
+    for (int64_t i = 0; i < pairs; ++i) {
+      const SinCos factors = sin_cos(delta * frequencies[i]);
+      cosines[i] = static_cast<float>(factors.cos);
+      sines[i] = static_cast<float>(factors.sin);
+    }
+    if (rope_.pairing == RopePairing::neox) return;
+    for (int64_t i = pairs - 1; i >= 0; --i) {  // in place, so from the last pair down
+      cosines[2 * i] = cosines[2 * i + 1] = cosines[i];
+      sines[2 * i + 1] = sines[i];
+      sines[2 * i] = -sines[i];
     }
   }
-
-  template <bool kAdds, typename In, typename Out>
-  void apply_all(const In* in, int64_t head_size, const float* addend, float weight,
-                 Out* out) const;
-
-  template <bool kAdds, typename In, typename Out>
-  void apply_neox(const In* in, const float* addend, float weight, Out* out) const;
-
-  template <bool kAdds, typename In, typename Out>
-  void apply_interleaved(const In* in, const float* addend, float weight, Out* out) const;
 
   RopeView rope_;
-  float* cos_;
-  float* sin_;
-  int64_t delta_ = 0;
+  int64_t kept_;
+  float* memory_;
+  int64_t slot_ = 0;
+  int64_t last_delta_ = 0;
 };
 
-// out[i] = in[i] + weight * addend[i] for i in [begin, end), or without kAdds out[i] = in[i].
-template <bool kAdds, typename In, typename Out>
-inline void add_scaled(const In* in, const float* addend, float weight, int64_t begin, int64_t end,
-                       Out* out) {
-  const Vec factor = broadcast(weight);
-  int64_t d = begin;
-  for (; d + kWidth <= end; d += kWidth) {
-    Vec x = load(in + d);
-    if constexpr (kAdds) x = fma(factor, load(addend + d), x);
-    store(out + d, x);
-  }
-  if (d < end) {
-    const int rest = static_cast<int>(end - d);
-    Vec x = load_partial(in + d, rest);
-    if constexpr (kAdds) x = fma(factor, load_partial(addend + d, rest), x);
-    store_partial(out + d, x, rest);
-  }
+// A row and what becomes of it: R in + weight * addend. Without an addend (null) just the rotation.
+template <typename In>
+struct ShiftedRow {
+  const In* in = nullptr;
+  Factors factors;
+  const float* addend = nullptr;
+  float weight = 0.0F;
+};
+
+// Some lanes of two vectors of a row.
+struct Pair {
+  Vec first;
+  Vec second;
+};
+
+template <bool kFull, typename In>
+inline Vec add_addend(const ShiftedRow<In>& row, int64_t d, int n, Vec x) {
+  if (row.addend == nullptr) return x;
+  return fma(broadcast(row.weight), load_lanes<kFull>(row.addend + d, n), x);
 }
 
-template <bool kAdds, typename In, typename Out>
-inline void Rotation::apply_all(const In* in, int64_t head_size, const float* addend, float weight,
-                                Out* out) const {
-  int64_t rotated = 0;
-  if (delta_ != 0) {
-    rotated = rope_.rotary_dim;
-    if (rope_.pairing == RopePairing::neox) {
-      apply_neox<kAdds>(in, addend, weight, out);
-    } else {
-      apply_interleaved<kAdds>(in, addend, weight, out);
-    }
-  }
-  add_scaled<kAdds>(in, addend, weight, rotated, head_size, out);
+// Dimensions [d, d + n) that are not rotated.
+template <bool kFull, typename In>
+inline Vec unrotated(const ShiftedRow<In>& row, int64_t d, int n) {
+  return add_addend<kFull>(row, d, n, load_lanes<kFull>(row.in + d, n));
 }
 
-template <bool kAdds, typename In, typename Out>
-inline void Rotation::apply_neox(const In* in, const float* addend, float weight, Out* out) const {
-  const int64_t pairs = rope_.rotary_dim / 2;
-  const Vec factor = broadcast(weight);
-  int64_t i = 0;
-  for (; i + kWidth <= pairs; i += kWidth) {
-    const Vec first = load(in + i);
-    const Vec second = load(in + pairs + i);
-    const Vec cosine = load(cos_ + i);
-    const Vec sine = load(sin_ + i);
-    Vec new_first = negated_fma(second, sine, first * cosine);
-    Vec new_second = fma(first, sine, second * cosine);
-    if constexpr (kAdds) {
-      new_first = fma(factor, load(addend + i), new_first);
-      new_second = fma(factor, load(addend + pairs + i), new_second);
-    }
-    store(out + i, new_first);
-    store(out + pairs + i, new_second);
+// neox: dimensions [d, d + n) and [pairs + d, pairs + d + n), n <= pairs - d.
+template <bool kFull, typename In>
+inline Pair rotated_neox(const ShiftedRow<In>& row, int64_t pairs, int64_t d, int n) {
+  const Vec first = load_lanes<kFull>(row.in + d, n);
+  const Vec second = load_lanes<kFull>(row.in + pairs + d, n);
+  Pair pair = {first, second};
+  if (row.factors.cosine != nullptr) {
+    const Vec cosine = load_lanes<kFull>(row.factors.cosine + d, n);
+    const Vec sine = load_lanes<kFull>(row.factors.sine + d, n);
+    pair.first = negated_fma(second, sine, first * cosine);
+    pair.second = fma(first, sine, second * cosine);
   }
-  if (i < pairs) {
-    const int rest = static_cast<int>(pairs - i);
-    const Vec first = load_partial(in + i, rest);
-    const Vec second = load_partial(in + pairs + i, rest);
-    const Vec cosine = load_partial(cos_ + i, rest);
-    const Vec sine = load_partial(sin_ + i, rest);
-    Vec new_first = negated_fma(second, sine, first * cosine);
-    Vec new_second = fma(first, sine, second * cosine);
-    if constexpr (kAdds) {
-      new_first = fma(factor, load_partial(addend + i, rest), new_first);
-      new_second = fma(factor, load_partial(addend + pairs + i, rest), new_second);
-    }
-    store_partial(out + i, new_first, rest);
-    store_partial(out + pairs + i, new_second, rest);
-  }
+  pair.first = add_addend<kFull>(row, d, n, pair.first);
+  pair.second = add_addend<kFull>(row, pairs + d, n, pair.second);
+  return pair;
 }
 
-template <bool kAdds, typename In, typename Out>
-inline void Rotation::apply_interleaved(const In* in, const float* addend, float weight,
-                                        Out* out) const {
-  const int64_t rotary_dim = rope_.rotary_dim;
-  if constexpr (kWidth == 1) {
+// interleaved: dimensions [d, d + n), both even. Not for one lane, which holds no pair.
+template <bool kFull, typename In>
+inline Vec rotated_interleaved(const ShiftedRow<In>& row, int64_t d, int n) {
+  Vec x = load_lanes<kFull>(row.in + d, n);
+  if (row.factors.cosine != nullptr) {
+    const Vec cosine = load_lanes<kFull>(row.factors.cosine + d, n);
+    const Vec sine = load_lanes<kFull>(row.factors.sine + d, n);
+    x = fma(swap_pairs(x), sine, x * cosine);
+  }
+  return add_addend<kFull>(row, d, n, x);
+}
+
+// The same for one lane: dimensions d and d + 1.
+template <typename In>
+inline Pair rotated_one_pair(const ShiftedRow<In>& row, int64_t d) {
+  const Vec first = load_lanes<true>(row.in + d, 1);
+  const Vec second = load_lanes<true>(row.in + d + 1, 1);
+  Pair pair = {first, second};
+  if (row.factors.cosine != nullptr) {
+    const Vec cosine = load(row.factors.cosine + d);
+    const Vec sine = load(row.factors.sine + d + 1);
+    pair.first = negated_fma(second, sine, first * cosine);
+    pair.second = fma(first, sine, second * cosine);
+  }
+  pair.first = add_addend<true>(row, d, 1, pair.first);
+  pair.second = add_addend<true>(row, d + 1, 1, pair.second);
+  return pair;
+}
+
+// Writes a shifted row of head_size elements. `out` may be the row's own memory.
+template <typename In, typename Out>
+inline void write_row(const ShiftedRow<In>& row, const RopeView& rope, int64_t head_size,
+                      Out* out) {
+  const int64_t rotary_dim = row.factors.cosine == nullptr ? 0 : rope.rotary_dim;
+  if (rope.pairing == RopePairing::neox) {
+    const int64_t pairs = rotary_dim / 2;
+    for_lanes(0, pairs, [&](auto lanes, int64_t d, int n) {
+      const Pair pair = rotated_neox<lanes.kFull>(row, pairs, d, n);
+      store_lanes<lanes.kFull>(out + d, pair.first, n);
+      store_lanes<lanes.kFull>(out + pairs + d, pair.second, n);
+    });
+  } else if constexpr (kWidth == 1) {
     for (int64_t d = 0; d < rotary_dim; d += 2) {
-      const Vec first = load(in + d);
-      const Vec second = load(in + d + 1);
-      Vec new_first = fma(second, load(sin_ + d), first * load(cos_ + d));
-      Vec new_second = fma(first, load(sin_ + d + 1), second * load(cos_ + d + 1));
-      if constexpr (kAdds) {
-        new_first = fma(broadcast(weight), load(addend + d), new_first);
-        new_second = fma(broadcast(weight), load(addend + d + 1), new_second);
-      }
-      store(out + d, new_first);
-      store(out + d + 1, new_second);
+      const Pair pair = rotated_one_pair(row, d);
+      store(out + d, pair.first);
+      store(out + d + 1, pair.second);
     }
   } else {
-    const Vec factor = broadcast(weight);
-    int64_t d = 0;
-    for (; d + kWidth <= rotary_dim; d += kWidth) {
-      const Vec x = load(in + d);
-      Vec rotated = fma(swap_pairs(x), load(sin_ + d), x * load(cos_ + d));
-      if constexpr (kAdds) rotated = fma(factor, load(addend + d), rotated);
-      store(out + d, rotated);
-    }
-    if (d < rotary_dim) {
-      const int rest = static_cast<int>(rotary_dim - d);
-      const Vec x = load_partial(in + d, rest);
-      Vec rotated = fma(swap_pairs(x), load_partial(sin_ + d, rest), x * load_partial(cos_ + d, rest));
-      if constexpr (kAdds) rotated = fma(factor, load_partial(addend + d, rest), rotated);
-      store_partial(out + d, rotated, rest);
-    }
+    for_lanes(0, rotary_dim, [&](auto lanes, int64_t d, int n) {
+      store_lanes<lanes.kFull>(out + d, rotated_interleaved<lanes.kFull>(row, d, n), n);
+    });
   }
+  for_lanes(rotary_dim, head_size, [&](auto lanes, int64_t d, int n) {
+    store_lanes<lanes.kFull>(out + d, unrotated<lanes.kFull>(row, d, n), n);
+  });
 }
 
 }  // namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE

@@ -1,4 +1,5 @@
-// Moves tiles, some tokens of one head, between rows and the blocks of a paged cache.
+// Tiles: some consecutive tokens of one head in one block of a paged cache, and where their
+// elements lie.
 #pragma once
 
 #include <cstdint>
@@ -60,12 +61,9 @@ inline T* head_of_block(const PagedView& blocks, int64_t block, int64_t head) {
 
 template <typename In, typename Out>
 inline void copy_row(const In* in, int64_t head_size, Out* out) {
-  int64_t d = 0;
-  for (; d + kWidth <= head_size; d += kWidth) store(out + d, load(in + d));
-  if (d < head_size) {
-    const int rest = static_cast<int>(head_size - d);
-    store_partial(out + d, load_partial(in + d, rest), rest);
-  }
+  for_lanes(0, head_size, [&](auto lanes, int64_t d, int n) {
+    store_lanes<lanes.kFull>(out + d, load_lanes<lanes.kFull>(in + d, n), n);
+  });
 }
 
 // function(d, offset) for every dimension; the offset is the element's within its token.
@@ -79,99 +77,14 @@ inline void for_each_dim(const AxisStride& dim, int64_t head_size, const Functio
   }
 }
 
-// rows[0 .. tokens) -> columns [0, tokens) of the matrix at `out`, whose rows are dimensions.
-template <typename In, typename Out>
-inline void store_transposed(const In* const* rows, int64_t tokens, int64_t head_size,
-                             int64_t dim_stride, Out* out) {
-  for (int64_t d = 0; d < head_size; d += kWidth) {
-    const bool all_dims = head_size - d >= kWidth;
-    const int dims = all_dims ? kWidth : static_cast<int>(head_size - d);
-    for (int64_t t = 0; t < tokens; t += kWidth) {
-      const bool all_tokens = tokens - t >= kWidth;
-      const int columns = all_tokens ? kWidth : static_cast<int>(tokens - t);
-      Vec square[kWidth];
-      if (all_dims && all_tokens) {
-        for (int i = 0; i < kWidth; ++i) square[i] = load(rows[t + i] + d);
-        transpose(square);
-        for (int i = 0; i < kWidth; ++i) store(out + (d + i) * dim_stride + t, square[i]);
-        continue;
-      }
-      for (int i = 0; i < kWidth; ++i) {
-        square[i] = i < columns ? load_partial(rows[t + i] + d, dims) : zero();
-      }
-      transpose(square);
-      for (int i = 0; i < dims; ++i) {
-        store_partial(out + (d + i) * dim_stride + t, square[i], columns);
-      }
-    }
-  }
-}
-
-// The reverse of store_transposed.
-template <typename In, typename Out>
-inline void load_transposed(const In* in, int64_t tokens, int64_t head_size, int64_t dim_stride,
-                            Out* const* rows) {
-  for (int64_t d = 0; d < head_size; d += kWidth) {
-    const bool all_dims = head_size - d >= kWidth;
-    const int dims = all_dims ? kWidth : static_cast<int>(head_size - d);
-    for (int64_t t = 0; t < tokens; t += kWidth) {
-      const bool all_tokens = tokens - t >= kWidth;
-      const int columns = all_tokens ? kWidth : static_cast<int>(tokens - t);
-      Vec square[kWidth];
-      if (all_dims && all_tokens) {
-        for (int i = 0; i < kWidth; ++i) square[i] = load(in + (d + i) * dim_stride + t);
-        transpose(square);
-        for (int i = 0; i < kWidth; ++i) store(rows[t + i] + d, square[i]);
-        continue;
-      }
-      for (int i = 0; i < kWidth; ++i) {
-        square[i] = i < dims ? load_partial(in + (d + i) * dim_stride + t, columns) : zero();
-      }
-      transpose(square);
-      for (int i = 0; i < columns; ++i) store_partial(rows[t + i] + d, square[i], dims);
-    }
-  }
-}
-
-// rows[i] -> token `offset` + i of the block whose head starts at `out`.
-template <typename In, typename Out>
-inline void store_tile(Arrangement arrangement, const In* const* rows, int64_t tokens,
-                       const PagedView& blocks, int64_t offset, Out* out) {
-  if (arrangement == Arrangement::token_contiguous) {
-    store_transposed(rows, tokens, blocks.head_size, blocks.dim.outer_stride, out + offset);
-    return;
-  }
-  for (int64_t i = 0; i < tokens; ++i) {
-    const In* row = rows[i];
-    Out* token = out + offset_on(blocks.token, offset + i);
-    if (arrangement == Arrangement::dim_contiguous) {
-      copy_row(row, blocks.head_size, token);
-    } else {
-      for_each_dim(blocks.dim, blocks.head_size, [&](int64_t d, int64_t at) {
-        store_one(token + at, load_one(row + d));
-      });
-    }
-  }
-}
-
-// The reverse of store_tile.
-template <typename In, typename Out>
-inline void load_tile(Arrangement arrangement, const In* in, const PagedView& blocks,
-                      int64_t offset, int64_t tokens, Out* const* rows) {
-  if (arrangement == Arrangement::token_contiguous) {
-    load_transposed(in + offset, tokens, blocks.head_size, blocks.dim.outer_stride, rows);
-    return;
-  }
-  for (int64_t i = 0; i < tokens; ++i) {
-    Out* row = rows[i];
-    const In* token = in + offset_on(blocks.token, offset + i);
-    if (arrangement == Arrangement::dim_contiguous) {
-      copy_row(token, blocks.head_size, row);
-    } else {
-      for_each_dim(blocks.dim, blocks.head_size, [&](int64_t d, int64_t at) {
-        store_one(row + d, load_one(token + at));
-      });
-    }
+// kWidth vectors, transposed: `dims` rows of `columns` elements, dim_stride apart.
+template <typename Out>
+inline void store_square(Vec* square, int dims, int columns, int64_t dim_stride, Out* out) {
+  transpose(square);
+  if (columns == kWidth) {
+    for (int i = 0; i < dims; ++i) store(out + i * dim_stride, square[i]);
+  } else {
+    for (int i = 0; i < dims; ++i) store_partial(out + i * dim_stride, square[i], columns);
   }
 }
 

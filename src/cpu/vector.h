@@ -10,12 +10,13 @@
 //   max(a, b)                 b where either is NaN
 //   reduce_add, reduce_max    over the lanes, always in the same order
 //   exp                       to 2 units in the last place; 0 below -87.33, infinity above 88.72
-//   scale_normal_by_power_of_two(a, n)  a * 2^n for whole n where a and a * 2^n are normal or a is NaN
-//   any_greater(a, b)         whether a > b in any lane
-//   load_pairs(p, &a, &b)     kWidth pairs of BFloat16: the first and the second of each
-//   swap_pairs                lanes 2i and 2i + 1 exchanged (not for one lane)
-//   transpose(v)              v[0 .. kWidth) as a square matrix
+//   scale_normal_by_power_of_two(a, n)  a * 2^n for whole n where a and a * 2^n are normal or a is
+//   NaN any_greater(a, b)         whether a > b in any lane load_pairs(p, &a, &b)     kWidth pairs
+//   of BFloat16: the first and the second of each swap_pairs                lanes 2i and 2i + 1
+//   exchanged (not for one lane) transpose(v)              v[0 .. kWidth) as a square matrix
 #pragma once
+
+#include <cstdint>
 
 #include "cpu/isa.h"
 #include "cpu/storage.h"
@@ -43,6 +44,39 @@ inline void store_one(float* p, float x) { *p = x; }
 template <typename T>
 inline void store_one(T* p, float x) {
   store_partial(p, broadcast(x), 1);
+}
+
+// A vector's lanes, all of them (kFull) or the first n.
+template <bool kIsFull>
+struct Lanes {
+  static constexpr bool kFull = kIsFull;
+};
+
+template <bool kFull, typename T>
+inline Vec load_lanes(const T* p, int n) {
+  if constexpr (kFull) {
+    return load(p);
+  } else {
+    return load_partial(p, n);
+  }
+}
+
+template <bool kFull, typename T>
+inline void store_lanes(T* p, Vec a, int n) {
+  if constexpr (kFull) {
+    store(p, a);
+  } else {
+    store_partial(p, a, n);
+  }
+}
+
+// function(Lanes<true>{}, i, kWidth) for i in [begin, end) by vectors, then for the rest
+// function(Lanes<false>{}, i, n).
+template <typename Function>
+inline void for_lanes(int64_t begin, int64_t end, const Function& function) {
+  int64_t i = begin;
+  for (; i + kWidth <= end; i += kWidth) function(Lanes<true>{}, i, kWidth);
+  if (i < end) function(Lanes<false>{}, i, static_cast<int>(end - i));
 }
 
 inline Vec exp(Vec x) {

@@ -1,0 +1,120 @@
+// Nothing outside the arguments is touched: rows and caches end right before, or begin right after,
+// a page that cannot be accessed, so that one element too far ends the test.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <vector>
+
+#include "implementations.h"
+#include "phasekv/layout.h"
+#include "phasekv/ops.h"
+
+namespace phasekv {
+namespace {
+
+class GuardedMemory : public ImplementationTest {};
+
+PHASEKV_FOR_EACH_IMPLEMENTATION(GuardedMemory);
+
+enum class Guard { before, after };
+
+class Guarded {
+ public:
+  Guarded(int64_t bytes, Guard guard) {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const auto used = static_cast<size_t>(bytes);
+    const size_t inner = (used + page - 1) / page * page;
+    size_ = inner + 2 * page;
+    map_ = static_cast<char*>(mmap(nullptr, size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    mprotect(map_ + page, inner, PROT_READ | PROT_WRITE);
+    data_ = guard == Guard::before ? map_ + page : map_ + page + inner - used;
+    std::memset(data_, 0, used);
+  }
+  ~Guarded() { munmap(map_, size_); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+
+  char* data() const { return data_; }
+
+ private:
+  size_t size_;
+  char* map_;
+  char* data_;
+};
+
+RowsView rows_in(const Guarded& memory, DataType dtype, int64_t tokens, int64_t head_size) {
+  return {.data = memory.data(),
+          .dtype = dtype,
+          .tokens = tokens,
+          .heads = 1,
+          .head_size = head_size,
+          .token_stride = head_size,
+          .head_stride = head_size};
+}
+
+void use_all_ops(DataType dtype, int64_t tokens, int64_t head_size, Guard guard) {
+  const int64_t bytes = size_of(dtype);
+  // One block that exactly holds the tokens, so that its end is the cache's.
+  const Guarded cache(2 * tokens * head_size * bytes, guard);
+  const Guarded first_memory(tokens * head_size * bytes, guard);
+  const Guarded second_memory(tokens * head_size * bytes, guard);
+  const Guarded mean_memory(head_size * 4, guard);
+  const Guarded out_memory(tokens * 4, guard);
+  const RowsView first = rows_in(first_memory, dtype, tokens, head_size);
+  const RowsView second = rows_in(second_memory, dtype, tokens, head_size);
+  const PagedKV kv = cpu_paged_kv("vec", cache.data(), dtype, 1, 1, tokens, head_size,
+                                  2 * tokens * head_size, 2 * tokens * head_size);
+  std::vector<int64_t> indices;
+  for (int64_t i = 0; i < tokens; ++i) indices.push_back(i);
+  const std::vector<int64_t> starts = {0, tokens};
+  const std::vector<int64_t> deltas(static_cast<size_t>(tokens), 11);
+  const std::vector<double> frequencies(static_cast<size_t>(head_size / 2), 0.25);
+  for (const RopePairing pairing : {RopePairing::neox, RopePairing::interleaved}) {
+    const RopeView rope = {
+        .frequencies = frequencies.data(), .rotary_dim = head_size / 2 * 2, .pairing = pairing};
+    rotate_keys({.keys = first, .deltas = deltas.data(), .rope = rope, .out = second});
+    auto* mean = reinterpret_cast<float*>(mean_memory.data());
+    mean_residual({.fresh = first,
+                   .cached = second,
+                   .fresh_rows = indices.data(),
+                   .cached_rows = indices.data(),
+                   .segment_starts = starts.data(),
+                   .num_segments = 1,
+                   .fresh_deltas = deltas.data(),
+                   .rope = rope,
+                   .out = mean});
+    for (const PagedView& blocks : {kv.key, kv.value}) {
+      scatter_blocks({.rows = first, .slots = indices.data(), .blocks = blocks});
+      gather_blocks({.blocks = blocks, .slots = indices.data(), .rows = second});
+      apply_shift({.cached = first,
+                   .cached_rows = indices.data(),
+                   .slots = indices.data(),
+                   .segment_starts = starts.data(),
+                   .num_segments = 1,
+                   .deltas = deltas.data(),
+                   .rope = rope,
+                   .mean = mean,
+                   .mean_deltas = deltas.data(),
+                   .blocks = blocks});
+    }
+  }
+  divergence(
+      {.fresh = first, .cached = second, .out = reinterpret_cast<float*>(out_memory.data())});
+}
+
+TEST_P(GuardedMemory, EveryOpStaysInside) {
+  for (const Guard guard : {Guard::before, Guard::after}) {
+    for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
+      for (const int64_t tokens : {1, 3, 16, 37}) {
+        for (const int64_t head_size : {2, 6, 16, 30, 40, 80}) {
+          use_all_ops(dtype, tokens, head_size, guard);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace phasekv
