@@ -9,11 +9,11 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -62,10 +62,16 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+double now() {
+  timespec time{};
+  clock_gettime(omp_get_max_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 double seconds_of(const std::function<void()>& work) {
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = now();
   work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return now() - begin;
 }
 
 void parallel_memcpy(char* to, const char* from, int64_t bytes) {
@@ -307,10 +313,12 @@ int main(int argc, char** argv) {
   std::string json;
   std::string filter;
   double seconds = 0.5;
+  omp_set_num_threads(1);
   for (int i = 1; i < argc; ++i) {
     const std::string option = argv[i];
     if (i + 1 == argc) {
-      std::cerr << "usage: ops_benchmark [--json PATH] [--filter TEXT] [--seconds S]\n";
+      std::cerr
+          << "usage: ops_benchmark [--json PATH] [--filter TEXT] [--seconds S] [--threads N]\n";
       return 2;
     }
     const std::string value = argv[++i];
@@ -320,6 +328,8 @@ int main(int argc, char** argv) {
       filter = value;
     } else if (option == "--seconds") {
       seconds = std::atof(value.c_str());
+    } else if (option == "--threads") {
+      omp_set_num_threads(std::max(1, std::atoi(value.c_str())));
     } else {
       std::cerr << "unknown option " << option << "\n";
       return 2;

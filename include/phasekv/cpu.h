@@ -14,7 +14,8 @@ std::string_view name_of(CpuIsa isa);  // "scalar", "avx2", "avx512", "avx512bf1
 std::vector<CpuIsa> supported_cpu_isas();
 
 // The one in use: the environment variable PHASEKV_CPU_ISA by name, else the last supported.
-// Throws missing_capability for a name this processor cannot run, invalid_argument for an unknown one.
+// Throws missing_capability for a name this processor cannot run, invalid_argument for an unknown
+// one.
 CpuIsa active_cpu_isa();
 
 // Switches at run time (tests, benchmarks). Not thread-safe against running ops.

@@ -7,15 +7,15 @@
 namespace phasekv {
 
 enum class ErrorCode {
-  invalid_argument,    // a bad value; Python sees a ValueError
-  unsupported,         // a model, layout or engine feature that is refused; Python: NotImplementedError
+  invalid_argument,  // a bad value; Python sees a ValueError
+  unsupported,  // a model, layout or engine feature that is refused; Python: NotImplementedError
   missing_capability,  // this machine or build lacks what was asked for; Python: RuntimeError
 };
 
 class Error : public std::runtime_error {
  public:
-  // `argument` is the name the caller used, `value` what it passed. `reason` is what would have been
-  // right ("at least 1") for an invalid argument, else why it cannot be had.
+  // `argument` is the name the caller used, `value` what it passed. `reason` is what would have
+  // been right ("at least 1") for an invalid argument, else why it cannot be had.
   Error(ErrorCode code, std::string argument, std::string value, std::string reason);
 
   ErrorCode code() const noexcept { return code_; }

@@ -16,7 +16,8 @@ struct PagedKV {
 // blocks and heads lie `block_stride` and `head_stride` elements apart and where the
 // 2 * block_size * head_size elements of one (block, head) are adjacent. `name` says how those are
 // arranged:
-//   "vec", "vec16"  vLLM's CPU backend: all K first, transposed [head_size][block_size]; then all V,
+//   "vec", "vec16"  vLLM's CPU backend: all K first, transposed [head_size][block_size]; then all
+//   V,
 //                   [block_size][head_size]
 //   "amx"           vLLM's CPU backend with AMX: K, then V, both packed in pairs for the tile unit
 //                   (block_size a multiple of 32, head_size a multiple of 32, bfloat16 only)

@@ -1,6 +1,7 @@
-// The ops. Each has a Params struct, a CPU implementation chosen at run time by instruction set, and
-// a double-precision oracle in tests/cpp/oracle. Counts are exact, ranges are half open, strides are
-// elements, empty inputs are ordinary and do nothing. Arithmetic is float32 whatever the storage.
+// The ops. Each has a Params struct, a CPU implementation chosen at run time by instruction set,
+// and a double-precision oracle in tests/cpp/oracle. Counts are exact, ranges are half open,
+// strides are elements, empty inputs are ordinary and do nothing. Arithmetic is float32 whatever
+// the storage.
 #pragma once
 
 #include "phasekv/ops/apply_shift.h"

@@ -18,14 +18,14 @@ enum class RopePairing {
 struct RopeConfig {
   std::string type = "default";
   double theta = 10000.0;
-  int64_t rotary_dim = 0;      // even, at most the head size
-  double factor = 1.0;         // linear, llama3, yarn
-  double low_freq_factor = 1;  // llama3
-  double high_freq_factor = 4;                // llama3
-  int64_t original_max_position = 8192;       // llama3, yarn
-  double beta_fast = 32;                      // yarn
-  double beta_slow = 1;                       // yarn
-  bool truncate = true;                       // yarn: round the ramp's ends to whole dimensions
+  int64_t rotary_dim = 0;                // even, at most the head size
+  double factor = 1.0;                   // linear, llama3, yarn
+  double low_freq_factor = 1;            // llama3
+  double high_freq_factor = 4;           // llama3
+  int64_t original_max_position = 8192;  // llama3, yarn
+  double beta_fast = 32;                 // yarn
+  double beta_slow = 1;                  // yarn
+  bool truncate = true;                  // yarn: round the ramp's ends to whole dimensions
   RopePairing pairing = RopePairing::neox;
 };
 

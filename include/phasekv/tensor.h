@@ -51,7 +51,8 @@ struct PagedView {
   AxisStride dim;
 };
 
-// A position in the cache: slot = block * block_size + offset within the block. vLLM's padding is -1.
+// A position in the cache: slot = block * block_size + offset within the block. vLLM's padding is
+// -1.
 inline constexpr int64_t kPaddingSlot = -1;
 
 }  // namespace phasekv

@@ -39,8 +39,8 @@ void attend(const py::handle& query, const PagedKV& kv, const py::handle& block_
   // A line may be a part of a longer one; only its own entries may be read.
   const int64_t blocks = table.shape[1];
   if (table.shape[0] > 1 && table.strides[0] < blocks) {
-    throw Error(ErrorCode::invalid_argument, "block_table.stride",
-                std::to_string(table.strides[0]), "at least " + std::to_string(blocks));
+    throw Error(ErrorCode::invalid_argument, "block_table.stride", std::to_string(table.strides[0]),
+                "at least " + std::to_string(blocks));
   }
   const AttendRowsParams params = {
       .query = view,
@@ -68,11 +68,12 @@ void attend(const py::handle& query, const PagedKV& kv, const py::handle& block_
 }  // namespace
 
 void register_attend_rows(py::module_& module) {
-  module.def("attend_rows", &attend, py::kw_only(), py::arg("query"), py::arg("kv"),
-             py::arg("block_table"), py::arg("row_requests"), py::arg("row_limits"),
-             py::arg("scale"), py::arg("out"),
-             "Attention of query rows [T, H, D] over the first row_limits (int64 [T]) keys of their "
-             "requests row_requests (int32 [T]), whose blocks are block_table (int32 [R, M]).");
+  module.def(
+      "attend_rows", &attend, py::kw_only(), py::arg("query"), py::arg("kv"),
+      py::arg("block_table"), py::arg("row_requests"), py::arg("row_limits"), py::arg("scale"),
+      py::arg("out"),
+      "Attention of query rows [T, H, D] over the first row_limits (int64 [T]) keys of their "
+      "requests row_requests (int32 [T]), whose blocks are block_table (int32 [R, M]).");
 }
 
 }  // namespace phasekv::bindings

@@ -22,8 +22,7 @@ std::vector<std::string> supported() {
 std::string active() { return std::string(name_of(active_cpu_isa())); }
 
 void set_active(const std::string& name) {
-  for (const CpuIsa isa :
-       {CpuIsa::scalar, CpuIsa::avx2, CpuIsa::avx512, CpuIsa::avx512_bf16}) {
+  for (const CpuIsa isa : {CpuIsa::scalar, CpuIsa::avx2, CpuIsa::avx512, CpuIsa::avx512_bf16}) {
     if (name_of(isa) == name) {
       set_active_cpu_isa(isa);
       return;

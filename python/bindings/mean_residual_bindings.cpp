@@ -35,12 +35,13 @@ void compute(const py::handle& fresh, const py::handle& cached, const py::handle
 }  // namespace
 
 void register_mean_residual(py::module_& module) {
-  module.def("mean_residual", &compute, py::kw_only(), py::arg("fresh"), py::arg("cached"),
-             py::arg("fresh_rows"), py::arg("cached_rows"), py::arg("segment_starts"),
-             py::arg("fresh_deltas") = py::none(), py::arg("cached_deltas") = py::none(),
-             py::arg("rope") = py::none(), py::arg("out"),
-             "Mean over each segment's probes of fresh - cached, after moving either by its deltas, "
-             "into out (float32 [S, H, D]).");
+  module.def(
+      "mean_residual", &compute, py::kw_only(), py::arg("fresh"), py::arg("cached"),
+      py::arg("fresh_rows"), py::arg("cached_rows"), py::arg("segment_starts"),
+      py::arg("fresh_deltas") = py::none(), py::arg("cached_deltas") = py::none(),
+      py::arg("rope") = py::none(), py::arg("out"),
+      "Mean over each segment's probes of fresh - cached, after moving either by its deltas, "
+      "into out (float32 [S, H, D]).");
 }
 
 }  // namespace phasekv::bindings

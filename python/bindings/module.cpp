@@ -3,7 +3,8 @@
 PYBIND11_MODULE(_core, module) {
   using namespace phasekv::bindings;
   module.doc() =
-      "The C++ core of PhaseKV. Tensors are any objects with data_ptr(), shape, stride(), dtype and "
+      "The C++ core of PhaseKV. Tensors are any objects with data_ptr(), shape, stride(), dtype "
+      "and "
       "device, as torch's are; they must be on the CPU. Ops run without the GIL and write into the "
       "tensors they are given. include/phasekv/ops describes each of them.";
   register_errors(module);

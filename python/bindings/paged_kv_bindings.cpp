@@ -36,18 +36,20 @@ void register_paged_kv(py::module_& module) {
       .def_readonly("num_heads", &PagedView::num_heads)
       .def_readonly("block_size", &PagedView::block_size)
       .def_readonly("head_size", &PagedView::head_size);
-  py::class_<PagedKV>(module, "PagedKV",
-                      "A layer's paged cache. It keeps no reference to the tensor it was made from, "
-                      "which must outlive its use.")
+  py::class_<PagedKV>(
+      module, "PagedKV",
+      "A layer's paged cache. It keeps no reference to the tensor it was made from, "
+      "which must outlive its use.")
       .def_property_readonly("num_blocks", [](const PagedKV& kv) { return kv.key.num_blocks; })
       .def_property_readonly("num_heads", [](const PagedKV& kv) { return kv.key.num_heads; })
       .def_property_readonly("block_size", [](const PagedKV& kv) { return kv.key.block_size; })
       .def_property_readonly("head_size", [](const PagedKV& kv) { return kv.key.head_size; })
       .def_readonly("key", &PagedKV::key)
       .def_readonly("value", &PagedKV::value);
-  module.def("cpu_paged_kv", &paged_kv_of, py::arg("layout"), py::arg("kv_cache"),
-             "View vLLM's CPU cache tensor [num_blocks, kv_heads, block_size, 2 * head_size] in the "
-             "layout vec, vec16 or amx.");
+  module.def(
+      "cpu_paged_kv", &paged_kv_of, py::arg("layout"), py::arg("kv_cache"),
+      "View vLLM's CPU cache tensor [num_blocks, kv_heads, block_size, 2 * head_size] in the "
+      "layout vec, vec16 or amx.");
 }
 
 }  // namespace phasekv::bindings

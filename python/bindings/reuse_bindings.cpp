@@ -41,8 +41,7 @@ std::unique_ptr<reuse::Method> make(const std::string& name,
   using reuse::WeightRule;
   reuse::MethodOptions options;
   options.frame = parse<OffsetFrame>(
-      "frame", frame,
-      {{"rotated", OffsetFrame::rotated}, {"unrotated", OffsetFrame::unrotated}});
+      "frame", frame, {{"rotated", OffsetFrame::rotated}, {"unrotated", OffsetFrame::unrotated}});
   options.weight = parse<WeightRule>("weight", weight,
                                      {{"clipped", WeightRule::clipped},
                                       {"one", WeightRule::one},
@@ -65,8 +64,7 @@ py::tuple select(const reuse::Method& method,
   for (const auto& [tokens, chunk_offset, chunk_tokens] : segments) {
     runs.push_back({tokens, chunk_offset, chunk_tokens});
   }
-  const reuse::Selection selection =
-      method.select({runs, key_divergence, value_divergence, ratio});
+  const reuse::Selection selection = method.select({runs, key_divergence, value_divergence, ratio});
   return py::make_tuple(py::cast(selection.key_probe), py::cast(selection.value_probe),
                         py::cast(selection.key_weight), py::cast(selection.value_weight));
 }

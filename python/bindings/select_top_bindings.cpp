@@ -43,10 +43,11 @@ std::vector<int64_t> select(const py::handle& scores, const py::handle& segment_
 }  // namespace
 
 void register_select_top(py::module_& module) {
-  module.def("select_top", &select, py::kw_only(), py::arg("scores"), py::arg("segment_starts"),
-             py::arg("counts"), py::arg("pinned") = py::none(),
-             "Indices of the highest scores (float32 [T]) per segment, ascending: counts (int64 [S]) "
-             "each, pinned ones (uint8 or bool [T]) first.");
+  module.def(
+      "select_top", &select, py::kw_only(), py::arg("scores"), py::arg("segment_starts"),
+      py::arg("counts"), py::arg("pinned") = py::none(),
+      "Indices of the highest scores (float32 [T]) per segment, ascending: counts (int64 [S]) "
+      "each, pinned ones (uint8 or bool [T]) first.");
 }
 
 }  // namespace phasekv::bindings

@@ -1,6 +1,6 @@
-// Tensors from Python, by their attributes: data_ptr(), shape, stride(), dtype, device. Torch's have
-// them, and the module needs no torch to be built. Every mismatch throws Error with the argument's
-// name. The memory stays the tensor's.
+// Tensors from Python, by their attributes: data_ptr(), shape, stride(), dtype, device. Torch's
+// have them, and the module needs no torch to be built. Every mismatch throws Error with the
+// argument's name. The memory stays the tensor's.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -14,8 +14,8 @@ class Scratch {
   // `parts` pieces (one per thread, say) of `floats` each. Not initialised.
   Scratch(int64_t parts, int64_t floats)
       : stride_((floats + kLine - 1) / kLine * kLine),
-        data_(static_cast<float*>(::operator new(
-            static_cast<size_t>(parts * stride_) * sizeof(float), kAlignment))) {}
+        data_(static_cast<float*>(
+            ::operator new(static_cast<size_t>(parts * stride_) * sizeof(float), kAlignment))) {}
   ~Scratch() { ::operator delete(data_, kAlignment); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

@@ -51,6 +51,7 @@ inline Arrangement arrangement_of(const PagedView& blocks) {
 }
 
 inline int64_t offset_on(const AxisStride& axis, int64_t i) {
+  if (axis.tile == 1) return i * axis.outer_stride;  // without the divisions, which are slow
   return (i / axis.tile) * axis.outer_stride + (i % axis.tile) * axis.inner_stride;
 }
 
@@ -77,14 +78,16 @@ inline void for_each_dim(const AxisStride& dim, int64_t head_size, const Functio
   }
 }
 
-// kWidth vectors, transposed: `dims` rows of `columns` elements, dim_stride apart.
-template <typename Out>
-inline void store_square(Vec* square, int dims, int columns, int64_t dim_stride, Out* out) {
+// kWidth vectors, transposed: `dims` rows of `columns` elements (kWidth of them if kFull), dim_stride
+// apart.
+template <bool kFull, typename Out>
+[[gnu::always_inline]] inline void store_square(Vec* square, int dims, int columns,
+                                                int64_t dim_stride, Out* out) {
   transpose(square);
-  if (columns == kWidth) {
-    for (int i = 0; i < dims; ++i) store(out + i * dim_stride, square[i]);
+  if (kFull && dims == kWidth) {
+    for (int i = 0; i < kWidth; ++i) store(out + i * dim_stride, square[i]);
   } else {
-    for (int i = 0; i < dims; ++i) store_partial(out + i * dim_stride, square[i], columns);
+    for (int i = 0; i < dims; ++i) store_lanes<kFull>(out + i * dim_stride, square[i], columns);
   }
 }
 

@@ -53,8 +53,8 @@ inline Vec scale_by_power_of_two(Vec a, Vec n) {
   const __m256i first = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
   const __m256i second =
       _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(exponent, half), bias), 23);
-  return {_mm256_mul_ps(_mm256_mul_ps(a.v, _mm256_castsi256_ps(first)),
-                        _mm256_castsi256_ps(second))};
+  return {
+      _mm256_mul_ps(_mm256_mul_ps(a.v, _mm256_castsi256_ps(first)), _mm256_castsi256_ps(second))};
 }
 
 inline Vec scale_normal_by_power_of_two(Vec a, Vec n) {
@@ -86,8 +86,7 @@ inline __m128i narrow_bits16(__m256i lanes) {
 inline __m128i narrow_bfloat16(Vec a) {
   const __m256i bits = _mm256_castps_si256(a.v);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded =
-      _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+  const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
   const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
   const __m256 is_nan = _mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q);
   const __m256i chosen = _mm256_castps_si256(
@@ -120,9 +119,7 @@ inline void store(BFloat16* p, Vec a) { store_halves(p, narrow_bfloat16(a)); }
 inline void store(Float16* p, Vec a) {
   store_halves(p, _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-inline void store(Bits16* p, Vec a) {
-  store_halves(p, narrow_bits16(_mm256_castps_si256(a.v)));
-}
+inline void store(Bits16* p, Vec a) { store_halves(p, narrow_bits16(_mm256_castps_si256(a.v))); }
 
 inline __m256i first_lanes_mask(int n) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -154,7 +151,7 @@ inline void store_partial(T* p, Vec a, int n) {
 
 inline Vec swap_pairs(Vec a) { return {_mm256_permute_ps(a.v, 0xB1)}; }
 
-inline void transpose(Vec* rows) {
+[[gnu::always_inline]] inline void transpose(Vec* rows) {
   __m256 pairs[8];
   for (int i = 0; i < 8; i += 2) {
     pairs[i] = _mm256_unpacklo_ps(rows[i].v, rows[i + 1].v);

@@ -1,5 +1,5 @@
-// Vec of sixteen lanes: AVX-512 F, BW, DQ and VL; with the BF16 extension bfloat16 is rounded by the
-// processor (which takes subnormals for zero).
+// Vec of sixteen lanes: AVX-512 F, BW, DQ and VL; with the BF16 extension bfloat16 is rounded by
+// the processor (which takes subnormals for zero).
 #pragma once
 
 #include <immintrin.h>
@@ -55,9 +55,7 @@ inline Vec scale_by_power_of_two(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n
 
 inline Vec scale_normal_by_power_of_two(Vec a, Vec n) { return scale_by_power_of_two(a, n); }
 
-inline bool any_greater(Vec a, Vec b) {
-  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0;
-}
+inline bool any_greater(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0; }
 
 inline Vec zero_where_less(Vec a, Vec x, Vec bound) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, bound.v, _CMP_NLT_UQ), a.v)};
@@ -71,9 +69,7 @@ inline Vec widen_bits16(__m256i halves) {
   return {_mm512_castsi512_ps(_mm512_cvtepu16_epi32(halves))};
 }
 
-inline __m256i narrow_bits16(Vec a) {
-  return _mm512_cvtepi32_epi16(_mm512_castps_si512(a.v));
-}
+inline __m256i narrow_bits16(Vec a) { return _mm512_cvtepi32_epi16(_mm512_castps_si512(a.v)); }
 
 inline __m256i narrow_bfloat16(Vec a) {
 #if PHASEKV_ISA_LEVEL >= PHASEKV_ISA_AVX512_BF16
@@ -84,8 +80,7 @@ inline __m256i narrow_bfloat16(Vec a) {
 #else
   const __m512i bits = _mm512_castps_si512(a.v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded =
-      _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
   const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
   const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
   const __m512i chosen = _mm512_mask_mov_epi32(rounded, is_nan, quiet);
@@ -154,7 +149,7 @@ inline void store_partial(Bits16* p, Vec a, int n) {
 
 inline Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xB1)}; }
 
-inline void transpose(Vec* rows) {
+[[gnu::always_inline]] inline void transpose(Vec* rows) {
   __m512 pairs[16];
   for (int i = 0; i < 16; i += 2) {
     pairs[i] = _mm512_unpacklo_ps(rows[i].v, rows[i + 1].v);

@@ -17,9 +17,9 @@ void check_row_requests(const AttendRowsParams& params) {
   for (int64_t i = 0; i < rows; ++i) {
     const int32_t request = params.row_requests[i];
     if (request < last || request >= params.num_requests) {
-      refuse("row_requests[" + std::to_string(i) + "]", request,
-             "non-decreasing and in [0, num_requests = " +
-                 std::to_string(params.num_requests) + ")");
+      refuse(
+          "row_requests[" + std::to_string(i) + "]", request,
+          "non-decreasing and in [0, num_requests = " + std::to_string(params.num_requests) + ")");
     }
     last = request;
   }

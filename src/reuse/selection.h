@@ -21,8 +21,8 @@ int64_t total_tokens(std::span<const Segment> segments);
 int64_t ceil_share(double ratio, int64_t tokens);
 
 // The ceil(ratio * tokens) highest scores of each segment, as flags per token.
-std::vector<uint8_t> top_per_segment(std::span<const Segment> segments, std::span<const float> scores,
-                                     double ratio);
+std::vector<uint8_t> top_per_segment(std::span<const Segment> segments,
+                                     std::span<const float> scores, double ratio);
 
 // The floor(ratio * tokens) highest scores over all segments together, as flags per token.
 std::vector<uint8_t> top_overall(std::span<const Segment> segments, std::span<const float> scores,

@@ -8,11 +8,11 @@
 namespace phasekv {
 
 struct MeanResidualParams {
-  RowsView fresh;                          // rows of this step
-  RowsView cached;                         // rows of the stored chunk(s)
-  const int64_t* fresh_rows = nullptr;     // [probes] row of `fresh` of each probe
-  const int64_t* cached_rows = nullptr;    // [probes] row of `cached` of the same token
-  const int64_t* segment_starts = nullptr; // [num_segments + 1] into the probe lists
+  RowsView fresh;                           // rows of this step
+  RowsView cached;                          // rows of the stored chunk(s)
+  const int64_t* fresh_rows = nullptr;      // [probes] row of `fresh` of each probe
+  const int64_t* cached_rows = nullptr;     // [probes] row of `cached` of the same token
+  const int64_t* segment_starts = nullptr;  // [num_segments + 1] into the probe lists
   int64_t num_segments = 0;
   const int64_t* fresh_deltas = nullptr;   // [probes] or null: rotate the fresh row by it first
   const int64_t* cached_deltas = nullptr;  // [probes] or null: rotate the cached row by it first

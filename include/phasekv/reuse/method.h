@@ -72,8 +72,8 @@ class Method {
 
   virtual std::string_view name() const = 0;
 
-  // Layer whose fresh keys and values decide: all rows run through the layers before it. 0: the rows
-  // are known beforehand and only they run from the first layer on.
+  // Layer whose fresh keys and values decide: all rows run through the layers before it. 0: the
+  // rows are known beforehand and only they run from the first layer on.
   virtual int64_t check_layer() const = 0;
 
   // Whether tokens that are not recomputed keep their fresh keys and values at the check layer,

@@ -1,8 +1,8 @@
-// CacheBlend as its authors' code defines it (arXiv 2405.16444; one selection at layer 1, no gradual
-// filtering): the floor(r N) tokens with the largest squared value deviation over all chunks together,
-// and fresh keys and values for every token at the check layer. The code's mask for scattered rows is
-// not causal; ours is exact (as in EPIC's fork of it). Tokens outside chunks play the part of its
-// always recomputed suffix.
+// CacheBlend as its authors' code defines it (arXiv 2405.16444; one selection at layer 1, no
+// gradual filtering): the floor(r N) tokens with the largest squared value deviation over all
+// chunks together, and fresh keys and values for every token at the check layer. The code's mask
+// for scattered rows is not causal; ours is exact (as in EPIC's fork of it). Tokens outside chunks
+// play the part of its always recomputed suffix.
 #include "reuse/selection.h"
 
 namespace phasekv::reuse {

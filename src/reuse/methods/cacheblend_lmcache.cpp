@@ -21,7 +21,8 @@ class CacheBlendLMCache final : public Method {
 }  // namespace
 
 std::unique_ptr<Method> make_cacheblend_lmcache(const MethodOptions& options) {
-  refuse_options("cacheblend_lmcache", options, /*has_shift_options=*/false, /*has_boundary_tokens=*/false);
+  refuse_options("cacheblend_lmcache", options, /*has_shift_options=*/false,
+                 /*has_boundary_tokens=*/false);
   return std::make_unique<CacheBlendLMCache>();
 }
 

@@ -1,6 +1,7 @@
-// EPIC's LegoLink (arXiv 2410.15332): the first k tokens of every chunk, which act as a false attention
-// sink when a chunk is encoded alone, are computed again from the first layer on; nothing is measured.
-// k is `boundary_tokens`, or ceil(r n) of each chunk so that ratios compare across methods.
+// EPIC's LegoLink (arXiv 2410.15332): the first k tokens of every chunk, which act as a false
+// attention sink when a chunk is encoded alone, are computed again from the first layer on; nothing
+// is measured. k is `boundary_tokens`, or ceil(r n) of each chunk so that ratios compare across
+// methods.
 #include <string>
 #include <utility>
 

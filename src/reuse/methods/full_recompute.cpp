@@ -19,7 +19,8 @@ class FullRecompute final : public Method {
 }  // namespace
 
 std::unique_ptr<Method> make_full_recompute(const MethodOptions& options) {
-  refuse_options("full_recompute", options, /*has_shift_options=*/false, /*has_boundary_tokens=*/false);
+  refuse_options("full_recompute", options, /*has_shift_options=*/false,
+                 /*has_boundary_tokens=*/false);
   return std::make_unique<FullRecompute>();
 }
 

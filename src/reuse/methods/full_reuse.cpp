@@ -1,5 +1,5 @@
-// No cached token is computed again, whatever the ratio: keys are moved to their new position, values
-// are taken as they are.
+// No cached token is computed again, whatever the ratio: keys are moved to their new position,
+// values are taken as they are.
 #include "reuse/selection.h"
 
 namespace phasekv::reuse {
