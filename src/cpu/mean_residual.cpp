@@ -67,8 +67,8 @@ void mean_of_segment(const MeanResidualParams& params, int64_t segment, float* m
         accumulate(fresh.in, cached.in, head_size, sum);
         continue;
       }
-      write_moved_row(fresh, rope, head_size, fresh_moved);
-      write_moved_row(cached, rope, head_size, cached_moved);
+      write_row(fresh, rope, head_size, fresh_moved);
+      write_row(cached, rope, head_size, cached_moved);
       accumulate(fresh_moved, cached_moved, head_size, sum);
     }
   }

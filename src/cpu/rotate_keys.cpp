@@ -16,7 +16,7 @@ void rotate(const RotateKeysParams& params, Range tokens, float* memory) {
     row.factors = factors.of(params.deltas[token]);
     for (int64_t head = 0; head < keys.heads; ++head) {
       row.in = row_of<const T>(keys, token, head);
-      write_moved_row(row, params.rope, keys.head_size, row_of<T>(params.out, token, head));
+      write_row(row, params.rope, keys.head_size, row_of<T>(params.out, token, head));
     }
   }
 }

@@ -105,7 +105,7 @@ class FactorTable {
   int64_t last_delta_ = 0;
 };
 
-// A row and what becomes of it: R in + weight * addend, or a part of that (kRotates, kAdds).
+// A row and what becomes of it: R in + weight * addend. Without an addend (null) just the rotation.
 template <typename In>
 struct ShiftedRow {
   const In* in = nullptr;
@@ -120,96 +120,90 @@ struct Pair {
   Vec second;
 };
 
-template <bool kFull, bool kAdds, typename In>
+template <bool kFull, typename In>
 inline Vec add_addend(const ShiftedRow<In>& row, int64_t d, int n, Vec x) {
-  if constexpr (kAdds) {
-    return fma(broadcast(row.weight), load_lanes<kFull>(row.addend + d, n), x);
-  } else {
-    return x;
-  }
+  if (row.addend == nullptr) return x;
+  return fma(broadcast(row.weight), load_lanes<kFull>(row.addend + d, n), x);
 }
 
 // Dimensions [d, d + n) that are not rotated.
-template <bool kFull, bool kAdds, typename In>
+template <bool kFull, typename In>
 inline Vec unrotated(const ShiftedRow<In>& row, int64_t d, int n) {
-  return add_addend<kFull, kAdds>(row, d, n, load_lanes<kFull>(row.in + d, n));
+  return add_addend<kFull>(row, d, n, load_lanes<kFull>(row.in + d, n));
 }
 
 // neox: dimensions [d, d + n) and [pairs + d, pairs + d + n), n <= pairs - d.
-template <bool kFull, bool kAdds, typename In>
+template <bool kFull, typename In>
 inline Pair rotated_neox(const ShiftedRow<In>& row, int64_t pairs, int64_t d, int n) {
   const Vec first = load_lanes<kFull>(row.in + d, n);
   const Vec second = load_lanes<kFull>(row.in + pairs + d, n);
-  const Vec cosine = load_lanes<kFull>(row.factors.cosine + d, n);
-  const Vec sine = load_lanes<kFull>(row.factors.sine + d, n);
-  const Vec new_first = negated_fma(second, sine, first * cosine);
-  const Vec new_second = fma(first, sine, second * cosine);
-  return {add_addend<kFull, kAdds>(row, d, n, new_first),
-          add_addend<kFull, kAdds>(row, pairs + d, n, new_second)};
+  Pair pair = {first, second};
+  if (row.factors.cosine != nullptr) {
+    const Vec cosine = load_lanes<kFull>(row.factors.cosine + d, n);
+    const Vec sine = load_lanes<kFull>(row.factors.sine + d, n);
+    pair.first = negated_fma(second, sine, first * cosine);
+    pair.second = fma(first, sine, second * cosine);
+  }
+  pair.first = add_addend<kFull>(row, d, n, pair.first);
+  pair.second = add_addend<kFull>(row, pairs + d, n, pair.second);
+  return pair;
 }
 
 // interleaved: dimensions [d, d + n), both even. Not for one lane, which holds no pair.
-template <bool kFull, bool kAdds, typename In>
+template <bool kFull, typename In>
 inline Vec rotated_interleaved(const ShiftedRow<In>& row, int64_t d, int n) {
-  const Vec x = load_lanes<kFull>(row.in + d, n);
-  const Vec cosine = load_lanes<kFull>(row.factors.cosine + d, n);
-  const Vec sine = load_lanes<kFull>(row.factors.sine + d, n);
-  return add_addend<kFull, kAdds>(row, d, n, fma(swap_pairs(x), sine, x * cosine));
+  Vec x = load_lanes<kFull>(row.in + d, n);
+  if (row.factors.cosine != nullptr) {
+    const Vec cosine = load_lanes<kFull>(row.factors.cosine + d, n);
+    const Vec sine = load_lanes<kFull>(row.factors.sine + d, n);
+    x = fma(swap_pairs(x), sine, x * cosine);
+  }
+  return add_addend<kFull>(row, d, n, x);
 }
 
 // The same for one lane: dimensions d and d + 1.
-template <bool kAdds, typename In>
+template <typename In>
 inline Pair rotated_one_pair(const ShiftedRow<In>& row, int64_t d) {
   const Vec first = load_lanes<true>(row.in + d, 1);
   const Vec second = load_lanes<true>(row.in + d + 1, 1);
-  const Vec cosine = load(row.factors.cosine + d);
-  const Vec sine = load(row.factors.sine + d + 1);
-  const Vec new_first = negated_fma(second, sine, first * cosine);
-  const Vec new_second = fma(first, sine, second * cosine);
-  return {add_addend<true, kAdds>(row, d, 1, new_first),
-          add_addend<true, kAdds>(row, d + 1, 1, new_second)};
+  Pair pair = {first, second};
+  if (row.factors.cosine != nullptr) {
+    const Vec cosine = load(row.factors.cosine + d);
+    const Vec sine = load(row.factors.sine + d + 1);
+    pair.first = negated_fma(second, sine, first * cosine);
+    pair.second = fma(first, sine, second * cosine);
+  }
+  pair.first = add_addend<true>(row, d, 1, pair.first);
+  pair.second = add_addend<true>(row, d + 1, 1, pair.second);
+  return pair;
 }
 
 // Writes a shifted row of head_size elements. `out` may be the row's own memory.
-template <bool kRotates, bool kAdds, typename In, typename Out>
+template <typename In, typename Out>
 inline void write_row(const ShiftedRow<In>& row, const RopeView& rope, int64_t head_size,
                       Out* out) {
-  int64_t rotated = 0;
-  if constexpr (kRotates) {
-    rotated = rope.rotary_dim;
-    if (rope.pairing == RopePairing::neox) {
-      const int64_t pairs = rotated / 2;
-      for_lanes(0, pairs, [&](auto lanes, int64_t d, int n) {
-        const Pair pair = rotated_neox<lanes.kFull, kAdds>(row, pairs, d, n);
-        store_lanes<lanes.kFull>(out + d, pair.first, n);
-        store_lanes<lanes.kFull>(out + pairs + d, pair.second, n);
-      });
-    } else if constexpr (kWidth == 1) {
-      for (int64_t d = 0; d < rotated; d += 2) {
-        const Pair pair = rotated_one_pair<kAdds>(row, d);
-        store(out + d, pair.first);
-        store(out + d + 1, pair.second);
-      }
-    } else {
-      for_lanes(0, rotated, [&](auto lanes, int64_t d, int n) {
-        store_lanes<lanes.kFull>(out + d, rotated_interleaved<lanes.kFull, kAdds>(row, d, n), n);
-      });
+  const int64_t rotary_dim = row.factors.cosine == nullptr ? 0 : rope.rotary_dim;
+  if (rope.pairing == RopePairing::neox) {
+    const int64_t pairs = rotary_dim / 2;
+    for_lanes(0, pairs, [&](auto lanes, int64_t d, int n) {
+      const Pair pair = rotated_neox<lanes.kFull>(row, pairs, d, n);
+      store_lanes<lanes.kFull>(out + d, pair.first, n);
+      store_lanes<lanes.kFull>(out + pairs + d, pair.second, n);
+    });
+  } else if constexpr (kWidth == 1) {
+    for (int64_t d = 0; d < rotary_dim; d += 2) {
+      const Pair pair = rotated_one_pair(row, d);
+      store(out + d, pair.first);
+      store(out + d + 1, pair.second);
     }
-  }
-  for_lanes(rotated, head_size, [&](auto lanes, int64_t d, int n) {
-    store_lanes<lanes.kFull>(out + d, unrotated<lanes.kFull, kAdds>(row, d, n), n);
-  });
-}
-
-// The row moved, without an addend.
-template <typename In, typename Out>
-inline void write_moved_row(const ShiftedRow<In>& row, const RopeView& rope, int64_t head_size,
-                            Out* out) {
-  if (row.factors.cosine != nullptr) {
-    write_row<true, false>(row, rope, head_size, out);
   } else {
-    write_row<false, false>(row, rope, head_size, out);
+    for_lanes(0, rotary_dim, [&](auto lanes, int64_t d, int n) {
+      store_lanes<lanes.kFull>(out + d, rotated_interleaved<lanes.kFull>(row, d, n), n);
+    });
   }
+  for_lanes(rotary_dim, head_size, [&](auto lanes, int64_t d, int n) {
+    store_lanes<lanes.kFull>(out + d, unrotated<lanes.kFull>(row, d, n), n);
+  });
 }
 
 }  // namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE

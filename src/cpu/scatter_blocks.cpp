@@ -10,14 +10,21 @@ namespace {
 // A shift by nothing.
 template <typename T>
 void scatter(const ScatterBlocksParams& params, Range tokens, T* row) {
-  const TileWriter<T, T> writer(params.blocks, RopeView{}, row);
-  write_tiles(params.slots, tokens.begin, tokens.end, params.blocks, writer,
-              [&](ShiftedTile<T, T>& shifted) {
-                for (int64_t i = 0; i < shifted.tile.count; ++i) {
-                  shifted.rows[i].in =
-                      row_of<const T>(params.rows, shifted.tile.begin + i, shifted.head);
-                }
-              });
+  const RowsView& rows = params.rows;
+  const TileWriter<T, T> writer(params.blocks, RopeView{});
+  ShiftedTile<T> shifted;
+  for (int64_t at = tokens.begin; at < tokens.end;) {
+    const Tile tile = next_tile<T>(params.slots, at, tokens.end, params.blocks.block_size);
+    at += tile.count;
+    if (tile.block == kPaddingSlot) continue;
+    shifted.count = tile.count;
+    for (int64_t head = 0; head < rows.heads; ++head) {
+      for (int64_t i = 0; i < tile.count; ++i) {
+        shifted.rows[i].in = row_of<const T>(rows, tile.begin + i, head);
+      }
+      writer.write(shifted, tile, head, row);
+    }
+  }
 }
 
 }  // namespace

@@ -78,16 +78,14 @@ inline void for_each_dim(const AxisStride& dim, int64_t head_size, const Functio
   }
 }
 
-// kWidth vectors, transposed: `dims` rows of `columns` elements (kWidth of them if kFull), dim_stride
-// apart.
-template <bool kFull, typename Out>
-[[gnu::always_inline]] inline void store_square(Vec* square, int dims, int columns,
-                                                int64_t dim_stride, Out* out) {
+// kWidth vectors, transposed: `dims` rows of `columns` elements, dim_stride apart.
+template <typename Out>
+inline void store_square(Vec* square, int dims, int columns, int64_t dim_stride, Out* out) {
   transpose(square);
-  if (kFull && dims == kWidth) {
-    for (int i = 0; i < kWidth; ++i) store(out + i * dim_stride, square[i]);
+  if (columns == kWidth) {
+    for (int i = 0; i < dims; ++i) store(out + i * dim_stride, square[i]);
   } else {
-    for (int i = 0; i < dims; ++i) store_lanes<kFull>(out + i * dim_stride, square[i], columns);
+    for (int i = 0; i < dims; ++i) store_partial(out + i * dim_stride, square[i], columns);
   }
 }
 

@@ -151,7 +151,7 @@ inline void store_partial(T* p, Vec a, int n) {
 
 inline Vec swap_pairs(Vec a) { return {_mm256_permute_ps(a.v, 0xB1)}; }
 
-[[gnu::always_inline]] inline void transpose(Vec* rows) {
+inline void transpose(Vec* rows) {
   __m256 pairs[8];
   for (int i = 0; i < 8; i += 2) {
     pairs[i] = _mm256_unpacklo_ps(rows[i].v, rows[i + 1].v);

@@ -149,7 +149,7 @@ inline void store_partial(Bits16* p, Vec a, int n) {
 
 inline Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xB1)}; }
 
-[[gnu::always_inline]] inline void transpose(Vec* rows) {
+inline void transpose(Vec* rows) {
   __m512 pairs[16];
   for (int i = 0; i < 16; i += 2) {
     pairs[i] = _mm512_unpacklo_ps(rows[i].v, rows[i + 1].v);
