@@ -73,12 +73,16 @@ test-python: model
 	@python -m pytest $(PYTEST_ARGS)
 
 lint: configure ## Run every formatter and linter without changing a file
-	@echo "==> clang-format"; clang-format --dry-run --Werror $(CXX_FILES)
-	@echo "==> gersemi"; gersemi --check $(CMAKE_FILES)
-	@echo "==> ruff"; ruff format --check . && ruff check .
-	@echo "==> mypy"; mypy
-	@echo "==> clang-tidy"; printf '%s\n' $(TIDY_FILES) | \
-	  xargs -P $(CMAKE_BUILD_PARALLEL_LEVEL) -n 4 clang-tidy --quiet -p build $(TIDY_ARGS)
+	@status=0; \
+	run() { echo "==> $$1"; shift; "$$@" || status=1; }; \
+	run clang-format clang-format --dry-run --Werror $(CXX_FILES); \
+	run gersemi gersemi --check $(CMAKE_FILES); \
+	run "ruff format" ruff format --check .; \
+	run "ruff check" ruff check .; \
+	run mypy mypy; \
+	run clang-tidy xargs -P $(CMAKE_BUILD_PARALLEL_LEVEL) -n 4 \
+	  clang-tidy --quiet -p build $(TIDY_ARGS) <<<"$(TIDY_FILES)"; \
+	exit $$status
 
 format: env ## Format every file
 	@clang-format -i $(CXX_FILES)
