@@ -51,7 +51,6 @@ inline Arrangement arrangement_of(const PagedView& blocks) {
 }
 
 inline int64_t offset_on(const AxisStride& axis, int64_t i) {
-  if (axis.tile == 1) return i * axis.outer_stride;  // without the divisions, which are slow
   return (i / axis.tile) * axis.outer_stride + (i % axis.tile) * axis.inner_stride;
 }
 
