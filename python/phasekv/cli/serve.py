@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NoReturn
 
 from phasekv.errors import InvalidArgumentError, MissingCapabilityError
@@ -189,6 +187,5 @@ def _execute(command: list[str]) -> NoReturn:
     """Replaces this process by vLLM's, so that signals and the exit status are the server's."""
     sys.stdout.flush()
     sys.stderr.flush()
-    script = shutil.which("vllm", path=str(Path(sys.executable).parent))
-    words = [script] if script else [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+    words = [sys.executable, "-m", "phasekv.vllm.command_line"]
     os.execv(words[0], [*words, *command])
