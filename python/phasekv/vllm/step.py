@@ -126,8 +126,6 @@ class ReuseStep:
         elif layer > CHECK_LAYER:
             for rows in self._checked:
                 rows.write(layer, kv, keys, values, self._active_index)
-        else:
-            key_slots = value_slots = self.batch.slots[self.entered]
         _core.scatter_blocks(rows=keys[:expected], slots=key_slots, blocks=kv.key)
         _core.scatter_blocks(rows=values[:expected], slots=value_slots, blocks=kv.value)
 
