@@ -41,6 +41,7 @@ void register_errors(py::module_& module) {
        {"Error", "InvalidArgumentError", "UnsupportedError", "MissingCapabilityError"}) {
     module.attr(name) = errors.attr(name);
   }
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): pybind11 asks for this signature.
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);

@@ -61,6 +61,7 @@ py::tuple select(const reuse::Method& method,
                  const std::vector<float>& key_divergence,
                  const std::vector<float>& value_divergence, double ratio) {
   std::vector<reuse::Segment> runs;
+  runs.reserve(segments.size());
   for (const auto& [tokens, chunk_offset, chunk_tokens] : segments) {
     runs.push_back({tokens, chunk_offset, chunk_tokens});
   }

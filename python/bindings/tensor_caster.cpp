@@ -85,6 +85,7 @@ Tensor tensor_of(const char* argument, const py::handle& object) {
   Tensor tensor;
   tensor.argument = argument;
   tensor.dtype = dtype_name(object.attr("dtype"));
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): Python hands addresses over as integers.
   tensor.data = reinterpret_cast<void*>(object.attr("data_ptr")().cast<uintptr_t>());
   tensor.shape = integers_of(object.attr("shape"));
   tensor.strides = integers_of(object.attr("stride")());
