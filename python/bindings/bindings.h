@@ -21,4 +21,6 @@ void register_select_top(pybind11::module_& module);
 void register_chunk_index(pybind11::module_& module);
 void register_reuse(pybind11::module_& module);
 
+void register_phases(pybind11::module_& module);
+
 }  // namespace phasekv::bindings

@@ -20,4 +20,5 @@ PYBIND11_MODULE(_core, module) {
   register_select_top(module);
   register_chunk_index(module);
   register_reuse(module);
+  register_phases(module);
 }

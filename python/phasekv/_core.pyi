@@ -7,6 +7,8 @@ contiguous int64 unless include/phasekv/ops says otherwise.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from phasekv.errors import Error as Error
@@ -148,3 +150,44 @@ class Method:
         value_divergence: Sequence[float],
         ratio: float,
     ) -> tuple[list[int], list[int], list[float], list[float]]: ...
+
+class MarkerAutomaton:
+    def __init__(
+        self,
+        *,
+        states: Sequence[tuple[str, str]],
+        initial_state: int = 0,
+        markers: Sequence[tuple[Sequence[Sequence[bytes | int]], Sequence[int], int]],
+        completing_token: str = "left",
+        vocabulary_bytes: bytes,
+        vocabulary_offsets: Sequence[int],
+    ) -> None: ...
+    @property
+    def state_names(self) -> list[str]: ...
+    @property
+    def vocabulary_size(self) -> int: ...
+    @property
+    def fingerprint(self) -> int: ...
+
+class PhaseTracker:
+    def __init__(self, automaton: MarkerAutomaton) -> None: ...
+    def advance(
+        self, tokens: Sequence[int] | Any
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def phase_tokens(self) -> dict[str, int]: ...
+    def __copy__(self) -> PhaseTracker: ...
+    def save(self) -> bytes: ...
+    @staticmethod
+    def restore(automaton: MarkerAutomaton, saved: bytes) -> PhaseTracker: ...
+
+def phase_names() -> list[str]: ...
+def label_stream(
+    automaton: MarkerAutomaton, tokens: Sequence[int] | Any
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]: ...
