@@ -4,10 +4,14 @@
 // the storage.
 #pragma once
 
+#include "phasekv/ops/accumulate_attention.h"
 #include "phasekv/ops/apply_shift.h"
 #include "phasekv/ops/attend_rows.h"
+#include "phasekv/ops/compact.h"
 #include "phasekv/ops/divergence.h"
 #include "phasekv/ops/gather_scatter.h"
 #include "phasekv/ops/mean_residual.h"
+#include "phasekv/ops/push_queries.h"
 #include "phasekv/ops/rotate_keys.h"
+#include "phasekv/ops/score_keys.h"
 #include "phasekv/ops/select_top.h"

@@ -10,12 +10,16 @@ void register_cpu(pybind11::module_& module);
 void register_rope(pybind11::module_& module);
 void register_paged_kv(pybind11::module_& module);
 
+void register_accumulate_attention(pybind11::module_& module);
 void register_apply_shift(pybind11::module_& module);
 void register_attend_rows(pybind11::module_& module);
+void register_compact(pybind11::module_& module);
 void register_divergence(pybind11::module_& module);
 void register_gather_scatter(pybind11::module_& module);
 void register_mean_residual(pybind11::module_& module);
+void register_push_queries(pybind11::module_& module);
 void register_rotate_keys(pybind11::module_& module);
+void register_score_keys(pybind11::module_& module);
 void register_select_top(pybind11::module_& module);
 
 void register_chunk_index(pybind11::module_& module);

@@ -11,12 +11,16 @@ PYBIND11_MODULE(_core, module) {
   register_cpu(module);
   register_rope(module);
   register_paged_kv(module);
+  register_accumulate_attention(module);
   register_apply_shift(module);
   register_attend_rows(module);
+  register_compact(module);
   register_divergence(module);
   register_gather_scatter(module);
   register_mean_residual(module);
+  register_push_queries(module);
   register_rotate_keys(module);
+  register_score_keys(module);
   register_select_top(module);
   register_chunk_index(module);
   register_reuse(module);

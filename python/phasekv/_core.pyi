@@ -106,6 +106,50 @@ def attend_rows(
     scale: float,
     out: Tensor,
 ) -> None: ...
+def push_queries(*, query: Tensor, rows: Tensor, entries: Tensor, buffer: Tensor) -> None: ...
+def score_keys(
+    *,
+    query: Tensor,
+    key: PagedView,
+    block_table: Tensor,
+    first_token: int,
+    tokens: int,
+    query_limits: Tensor | None = None,
+    excluded_recent: int = 0,
+    group: str = "max_logit",
+    pooling: str = "none",
+    pooling_kernel: int = 1,
+    scale: float,
+    scores: Tensor,
+) -> None: ...
+def accumulate_attention(
+    *,
+    query: Tensor,
+    query_limits: Tensor,
+    query_phases: Tensor,
+    key: PagedView,
+    block_table: Tensor,
+    first_token: int,
+    tokens: int,
+    scale: float,
+    sums: Tensor,
+) -> None: ...
+
+class CompactionMoves:
+    def __len__(self) -> int: ...
+    @property
+    def starts(self) -> list[int]: ...
+    @property
+    def from_indices(self) -> list[int]: ...
+    @property
+    def to_indices(self) -> list[int]: ...
+
+def plan_compaction(
+    *, kept_indices: Tensor, tokens: int, sources: Tensor | None = None
+) -> CompactionMoves: ...
+def compact(
+    *, kv: PagedKV, block_table: Tensor, first_token: int, moves: CompactionMoves
+) -> None: ...
 def supported_cpu_isas() -> list[str]: ...
 def active_cpu_isa() -> str: ...
 def set_active_cpu_isa(name: str) -> None: ...

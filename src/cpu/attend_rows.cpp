@@ -9,7 +9,9 @@
 
 #include "cpu/attend_rows_layout.h"
 #include "cpu/kernels.h"
+#include "cpu/product.h"
 #include "cpu/rows.h"
+#include "cpu/running_softmax.h"
 #include "cpu/scratch.h"
 #include "cpu/tile.h"
 #include "cpu/vector.h"
@@ -18,144 +20,12 @@
 namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE {
 namespace {
 
-// Queries and vectors of adjacent columns that one product holds in registers: the accumulators,
-// a row of the second factor and a broadcast of the first fill 16 registers, or 32 with AVX-512.
-constexpr int kMicroRows = kWidth == 16 ? 12 : kWidth == 8 ? 6 : 4;
-constexpr int kMicroVectors = 2;
-constexpr int kRegisters = kWidth == 16 ? 32 : 16;
-
-// For few rows, more columns: additions that wait for one another need company.
-template <int kRows>
-constexpr int vectors_for() {
-  return kRows * 4 + 5 <= kRegisters ? 4 : kMicroVectors;
-}
-
-constexpr float kNoMaximum = -3.0e38F;  // finite, so that -infinity minus it is not NaN
-constexpr float kHeadroom = 8.0F;       // see soften
-
-// c[kRows][kVectors * kWidth] = a b, or += a b. Element (row, i) of a is a[row * kRowStep + i *
-// kDepthStep]; b has `depth` rows.
-template <int kRows, int kVectors, int kRowStep, int kDepthStep, bool kAdd>
-inline void multiply(const float* a, const float* b, int64_t b_stride, int64_t depth, float* c,
-                     int64_t c_stride) {
-  Vec sums[kRows][kVectors];
-#pragma GCC unroll 16
-  for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) {
-      sums[row][v] = kAdd ? load(c + row * c_stride + v * kWidth) : zero();
-    }
-  }
-  for (int64_t i = 0; i < depth; ++i) {
-    Vec columns[kVectors];
-#pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) columns[v] = load(b + v * kWidth);
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) {
-      const Vec x = broadcast(a[row * kRowStep]);
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sums[row][v] = fma(x, columns[v], sums[row][v]);
-    }
-    a += kDepthStep;
-    b += b_stride;
-  }
-#pragma GCC unroll 16
-  for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) store(c + row * c_stride + v * kWidth, sums[row][v]);
-  }
-}
-
-// The same for `vectors` vectors of columns.
-template <int kRows, int kRowStep, int kDepthStep, bool kAdd>
-inline void multiply_wide(const float* a, const float* b, int64_t b_stride, int64_t depth,
-                          int64_t vectors, float* c, int64_t c_stride) {
-  constexpr int kWide = vectors_for<kRows>();
-  int64_t v = 0;
-  for (; v + kWide <= vectors; v += kWide) {
-    multiply<kRows, kWide, kRowStep, kDepthStep, kAdd>(a, b + v * kWidth, b_stride, depth,
-                                                       c + v * kWidth, c_stride);
-  }
-  for (; v < vectors; ++v) {
-    multiply<kRows, 1, kRowStep, kDepthStep, kAdd>(a, b + v * kWidth, b_stride, depth,
-                                                   c + v * kWidth, c_stride);
-  }
-}
-
-// 2^x to float32 rounding for x in [-126, 127]; below, 0 if kZeroBelow, else about 2^-126.
-template <bool kZeroBelow>
-inline Vec exp2(Vec x) {
-  const Vec least = broadcast(-126.0F);
-  const Vec bounded = max(least, x);  // in this order NaN stays NaN
-  const Vec n = round(bounded);
-  const Vec r = bounded - n;
-  // Minimax on [-1/2, 1/2] with p(0) = 1, relative error 1e-8 before rounding.
-  Vec p = broadcast(1.53457947e-4F);
-  p = fma(p, r, broadcast(1.33999311e-3F));
-  p = fma(p, r, broadcast(9.61848902e-3F));
-  p = fma(p, r, broadcast(5.55032878e-2F));
-  p = fma(p, r, broadcast(2.40226469e-1F));
-  p = fma(p, r, broadcast(6.93147206e-1F));
-  p = fma(p, r, broadcast(1.0F));
-  p = scale_normal_by_power_of_two(p, n);
-  return kZeroBelow ? zero_where_less(p, x, least) : p;
-}
-
-inline float exp2_of(float x) { return first_lane(exp2<true>(broadcast(x))); }
-
-// The running state of one query: its output is `out` / sum of the lanes of `sum`, both in units
-// of 2^maximum.
-struct RunningRow {
-  float* out;
-  float* sum;
-  float* maximum;
-};
-
-inline void scale_row(float* row, int64_t vectors, float factor) {
-  const Vec scale = broadcast(factor);
-  for (int64_t v = 0; v < vectors; ++v) store(row + v * kWidth, scale * load(row + v * kWidth));
-}
-
-inline void add_scaled(const float* from, float factor, float* to, float to_factor,
-                       int64_t vectors) {
+// to = to_factor * to + factor * from.
+void add_scaled(const float* from, float factor, float* to, float to_factor, int64_t vectors) {
   for (int64_t v = 0; v < vectors; ++v) {
     const Vec scaled = broadcast(to_factor) * load(to + v * kWidth);
     store(to + v * kWidth, fma(broadcast(factor), load(from + v * kWidth), scaled));
   }
-}
-
-// Turns a row of scores (in powers of two) into weights relative to 2^maximum. The maximum follows
-// the scores only when they pass it by kHeadroom: weights up to 2^kHeadroom are as precise as those
-// up to 1, and few rescalings remain.
-template <bool kMasked>
-inline void soften(float* scores, int64_t vectors, const RunningRow& row, int64_t out_vectors) {
-  Vec most = load(scores);
-  for (int64_t v = 1; v < vectors; ++v) most = max(most, load(scores + v * kWidth));
-  if (any_greater(most, broadcast(*row.maximum + kHeadroom))) {
-    const float maximum = reduce_max(most);
-    const float factor = exp2_of(*row.maximum - maximum);
-    *row.maximum = maximum;
-    scale_row(row.out, out_vectors, factor);
-    scale_row(row.sum, 1, factor);
-  }
-  const Vec maximum = broadcast(*row.maximum);
-  Vec sum = load(row.sum);
-  Vec other_sum = zero();
-  int64_t v = 0;
-  for (; v + 2 <= vectors; v += 2) {
-    const Vec first = exp2<kMasked>(load(scores + v * kWidth) - maximum);
-    const Vec second = exp2<kMasked>(load(scores + (v + 1) * kWidth) - maximum);
-    store(scores + v * kWidth, first);
-    store(scores + (v + 1) * kWidth, second);
-    sum = sum + first;
-    other_sum = other_sum + second;
-  }
-  if (v < vectors) {
-    const Vec last = exp2<kMasked>(load(scores + v * kWidth) - maximum);
-    store(scores + v * kWidth, last);
-    sum = sum + last;
-  }
-  store(row.sum, sum + other_sum);
 }
 
 // The queries of a task, the query heads of a KV head for each of its rows, and what the chunks

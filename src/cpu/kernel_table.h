@@ -1,12 +1,16 @@
 // The CPU kernels of one instruction set. Arguments have been validated (src/validate.h).
 #pragma once
 
+#include "phasekv/ops/accumulate_attention.h"
 #include "phasekv/ops/apply_shift.h"
 #include "phasekv/ops/attend_rows.h"
+#include "phasekv/ops/compact.h"
 #include "phasekv/ops/divergence.h"
 #include "phasekv/ops/gather_scatter.h"
 #include "phasekv/ops/mean_residual.h"
+#include "phasekv/ops/push_queries.h"
 #include "phasekv/ops/rotate_keys.h"
+#include "phasekv/ops/score_keys.h"
 
 namespace phasekv::cpu {
 
@@ -18,6 +22,10 @@ struct KernelTable {
   void (*mean_residual)(const MeanResidualParams&);
   void (*apply_shift)(const ApplyShiftParams&);
   void (*attend_rows)(const AttendRowsParams&);
+  void (*push_queries)(const PushQueriesParams&);
+  void (*score_keys)(const ScoreKeysParams&);
+  void (*accumulate_attention)(const AccumulateAttentionParams&);
+  void (*compact)(const CompactParams&);
 };
 
 }  // namespace phasekv::cpu

@@ -13,6 +13,10 @@ void divergence(const DivergenceParams& params);
 void mean_residual(const MeanResidualParams& params);
 void apply_shift(const ApplyShiftParams& params);
 void attend_rows(const AttendRowsParams& params);
+void push_queries(const PushQueriesParams& params);
+void score_keys(const ScoreKeysParams& params);
+void accumulate_attention(const AccumulateAttentionParams& params);
+void compact(const CompactParams& params);
 
 // Names all of the above; what src/dispatch.cpp chooses between.
 const KernelTable& kernel_table();

@@ -296,6 +296,176 @@ def test_attend_rows(dtype: torch.dtype) -> None:
         close(out[row], torch.einsum("ht,thd->hd", scores.softmax(-1), v), dtype)
 
 
+class CachedRequest:
+    """A request's random keys and values in a cache whose other slots are NaN."""
+
+    def __init__(self, tokens: int, heads: int, head_size: int, dtype: torch.dtype) -> None:
+        self.block_size, self.first_token = 16, 21
+        end = self.first_token + tokens
+        self.tensor = cache(heads, self.block_size, head_size, dtype, blocks=end // 16 + 4)
+        self.kv = _core.cpu_paged_kv("vec", self.tensor)
+        # The first block is gone; the others are in no order.
+        blocks = torch.randperm(end // 16 + 4, generator=torch.Generator().manual_seed(1))
+        self.block_table = blocks[: (end + 15) // 16].to(torch.int32)
+        self.block_table[0] = -1
+        positions = torch.arange(self.first_token, end)
+        self.slots = blocks[positions // 16] * 16 + positions % 16
+        self.keys = random_rows(tokens, heads, head_size, dtype, seed=2)
+        self.values = random_rows(tokens, heads, head_size, dtype, seed=3)
+        _core.scatter_blocks(rows=self.keys, slots=self.slots, blocks=self.kv.key)
+        _core.scatter_blocks(rows=self.values, slots=self.slots, blocks=self.kv.value)
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = torch.empty_like(self.keys), torch.empty_like(self.values)
+        _core.gather_blocks(blocks=self.kv.key, slots=self.slots, out=keys)
+        _core.gather_blocks(blocks=self.kv.value, slots=self.slots, out=values)
+        return keys, values
+
+    def logits(self, query: torch.Tensor, limits: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return masked logits [queries, KV heads, group, tokens] in float64."""
+        heads = self.keys.shape[1]
+        grouped = query.double().unflatten(1, (heads, query.shape[1] // heads))
+        logits = scale * torch.einsum("qhgd,thd->qhgt", grouped, self.keys.double())
+        masked = torch.arange(len(self.keys)) >= limits[:, None, None, None]
+        return logits.masked_fill(masked, -math.inf)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_push_queries(dtype: torch.dtype) -> None:
+    query = random_rows(6, 4, 40, torch.float32)
+    buffer = torch.full((5, 4, 40), math.nan, dtype=dtype)
+    _core.push_queries(query=query, rows=int64([5, 0]), entries=int64([1, 4]), buffer=buffer)
+    assert torch.equal(buffer[[1, 4]], query[[5, 0]].to(dtype))
+    assert buffer[[0, 2, 3]].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pooling", ["none", "max", "average"])
+@pytest.mark.parametrize("group", ["max_logit", "max", "mean"])
+def test_score_keys(dtype: torch.dtype, group: str, pooling: str) -> None:
+    request = CachedRequest(150, 2, 64, dtype)
+    query = random_rows(9, 6, 64, dtype, seed=5)
+    limits = int64([150, 3, 0, 77, 150, 1, 140, 149, 128])
+    excluded = 8
+    scores = torch.full((2, 150), math.nan)
+    _core.score_keys(
+        query=query,
+        key=request.kv.key,
+        block_table=request.block_table,
+        first_token=request.first_token,
+        tokens=150,
+        query_limits=limits,
+        excluded_recent=excluded,
+        group=group,
+        pooling=pooling,
+        pooling_kernel=5,
+        scale=0.125,
+        scores=scores,
+    )
+    logits = request.logits(query, limits, 0.125)[..., :-excluded]
+    logits = logits[limits > 0]
+    if group == "max_logit":
+        mean = logits.amax(dim=2).softmax(-1).mean(dim=0)
+    elif group == "max":
+        mean = logits.softmax(-1).amax(dim=2).mean(dim=0)
+    else:
+        mean = logits.softmax(-1).mean(dim=(0, 2))
+    pool = torch.nn.functional
+    if pooling == "max":
+        mean = pool.max_pool1d(mean, 5, stride=1, padding=2)
+    elif pooling == "average":
+        mean = pool.avg_pool1d(mean, 5, stride=1, padding=2)
+    expected = pool.pad(mean, (0, excluded))
+    torch.testing.assert_close(scores.double(), expected, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_accumulate_attention(dtype: torch.dtype) -> None:
+    request = CachedRequest(90, 3, 32, dtype)
+    query = random_rows(20, 9, 32, dtype, seed=5)
+    limits = torch.arange(71, 91)
+    phases = torch.arange(20, dtype=torch.int32) % 3
+    table = torch.ones(4, 3, 100)
+    _core.accumulate_attention(
+        query=query,
+        query_limits=limits,
+        query_phases=phases,
+        key=request.kv.key,
+        block_table=request.block_table,
+        first_token=request.first_token,
+        tokens=90,
+        scale=0.2,
+        sums=table[..., 5:],
+    )
+    paid = request.logits(query, limits, 0.2).softmax(-1).mean(dim=2)
+    expected = torch.ones(4, 3, 100, dtype=torch.float64)
+    expected[..., 5:95].index_add_(0, phases, paid)
+    torch.testing.assert_close(table.double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compact(dtype: torch.dtype) -> None:
+    request = CachedRequest(100, 2, 40, dtype)
+    generator = torch.Generator().manual_seed(1)
+    kept = torch.stack([torch.randperm(100, generator=generator)[:30] for _ in range(2)])
+    kept = kept.sort(dim=1).values
+    sources = torch.empty_like(kept)
+    moves = _core.plan_compaction(kept_indices=kept, tokens=100, sources=sources)
+    assert torch.equal(sources.sort(dim=1).values, kept)
+    assert moves.starts[-1] == len(moves) == len(moves.from_indices) == len(moves.to_indices)
+    assert len(moves) == int((kept < 70).sum())
+    _core.compact(
+        kv=request.kv,
+        block_table=request.block_table,
+        first_token=request.first_token,
+        moves=moves,
+    )
+    keys, values = request.read()
+    for head in range(2):
+        assert torch.equal(keys[70:, head], request.keys[sources[head], head])
+        assert torch.equal(values[70:, head], request.values[sources[head], head])
+    assert torch.equal(keys[:70], request.keys[:70])
+    assert torch.equal(values[:70], request.values[:70])
+
+
+def test_ops_over_a_request_refuse_what_is_not_in_its_block_table() -> None:
+    request = CachedRequest(100, 2, 32, torch.float32)
+    query = random_rows(1, 2, 32, torch.float32)
+    arguments = {
+        "query": query,
+        "key": request.kv.key,
+        "block_table": request.block_table,
+        "first_token": request.first_token,
+        "tokens": 100,
+        "scale": 1.0,
+        "scores": torch.empty(2, 100),
+    }
+
+    def refused(argument: str, value: str, **changes: Any) -> None:
+        with pytest.raises(_core.InvalidArgumentError) as caught:
+            _core.score_keys(**(arguments | changes))
+        assert (caught.value.argument, caught.value.value) == (argument, value)
+
+    _core.score_keys(**arguments)
+    refused("block_table", "[7]", block_table=request.block_table[:-1])
+    refused("block_table[0]", "-1", first_token=15)
+    refused("first_token", "-1", first_token=-1)
+    refused("tokens", "-1", tokens=-1)
+    refused("scores", "[2, 99]", scores=torch.empty(2, 99))
+    refused("block_table.dtype", "int64", block_table=request.block_table.long())
+    refused("group", "sum", group="sum")
+    refused("pooling", "min", pooling="min")
+    refused("pooling_kernel", "4", pooling="max", pooling_kernel=4)
+    refused("query.heads", "3", query=random_rows(1, 3, 32, torch.float32))
+    kept = int64([0, 1]).expand(3, 2).contiguous()
+    moves = _core.plan_compaction(kept_indices=kept, tokens=100)
+    with pytest.raises(_core.InvalidArgumentError, match="moves = of 3 KV heads"):
+        _core.compact(kv=request.kv, block_table=request.block_table, first_token=0, moves=moves)
+    moves = _core.plan_compaction(kept_indices=kept[:2], tokens=200)
+    with pytest.raises(_core.InvalidArgumentError, match=r"block_table = \[8\]"):
+        _core.compact(kv=request.kv, block_table=request.block_table, first_token=0, moves=moves)
+
+
 ROPE_PARAMETERS: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 100000.0},
     {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},

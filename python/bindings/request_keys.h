@@ -1,0 +1,20 @@
+// What the bindings of the ops over a request's keys share.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+#include "phasekv/tensor.h"
+
+namespace phasekv::bindings {
+
+// The block ids of one request, int32 [blocks], which must reach as far as index `end` - 1 of the
+// request.
+const int32_t* request_blocks(const pybind11::handle& block_table, const PagedView& blocks,
+                              int64_t end);
+
+// first_token + tokens, where both can be.
+int64_t end_of_keys(int64_t first_token, int64_t tokens);
+
+}  // namespace phasekv::bindings

@@ -1,0 +1,106 @@
+// Keys of one head of a request as the columns of a float32 matrix [head_size][columns], which
+// products read chunk by chunk, where possible where they lie.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/isa.h"
+#include "cpu/rows.h"
+#include "cpu/tile.h"
+#include "cpu/unpack.h"
+#include "phasekv/tensor.h"
+
+namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE {
+
+struct KeyChunk {
+  int64_t begin;      // first column, a multiple of kWidth
+  int64_t columns;    // only the last chunk's may be no multiple of kWidth
+  const float* keys;  // [head_size], stride apart, of adjacent columns; columns that are no keys,
+                      // up to the next multiple of kWidth too, may be read and hold anything
+  int64_t stride;
+};
+
+// Key i of [first_token, first_token + tokens) is column lead() + i: a vector of columns then never
+// reaches over the end of a block whose size is a multiple of kWidth.
+class KeyColumns {
+ public:
+  KeyColumns(const PagedView& key, const int32_t* blocks, int64_t head, int64_t first_token,
+             int64_t tokens)
+      : key_(key),
+        blocks_(blocks),
+        head_(head),
+        origin_(first_token - lead_of(first_token)),
+        begin_(lead_of(first_token)),
+        end_(begin_ + tokens),
+        in_place_(readable_in_place(key)) {}
+
+  static int64_t lead_of(int64_t first_token) { return first_token % kWidth; }
+
+  // Columns [lead(), end()) are keys.
+  int64_t lead() const { return begin_; }
+  int64_t end() const { return end_; }
+
+  // At most so many chunks make up the columns before `end`.
+  static int64_t most_chunks(const PagedView& key, int64_t first_token, int64_t tokens) {
+    const int64_t columns = lead_of(first_token) + tokens;
+    if (!readable_in_place(key)) return columns / kChunkTokens + 1;
+    const int64_t chunks_of_block = (key.block_size + kChunkTokens - 1) / kChunkTokens;
+    return (columns / key.block_size + 2) * chunks_of_block;
+  }
+
+  // The chunk that begins at `column`, 0 or where another ended. `buffer` has room for
+  // [head_size][kChunkTokens].
+  KeyChunk chunk(int64_t column, float* buffer) const {
+    return in_place_ ? chunk_in_place(column) : unpacked_chunk(column, buffer);
+  }
+
+ private:
+  static bool readable_in_place(const PagedView& key) {
+    constexpr int64_t kLeastTokens = 32;  // shorter chunks would spend their time between products
+    return key.dtype == DataType::float32 && key.block_size % kWidth == 0 &&
+           key.block_size >= kLeastTokens && arrangement_of(key) == Arrangement::token_contiguous;
+  }
+
+  int64_t chunk_columns(int64_t column) const {
+    return end_ - column < kChunkTokens ? end_ - column : kChunkTokens;
+  }
+
+  KeyChunk chunk_in_place(int64_t column) const {
+    const int64_t at = origin_ + column;
+    const int64_t token = at % key_.block_size;
+    const int64_t left = key_.block_size - token;
+    const int64_t columns = chunk_columns(column);
+    return {column, columns < left ? columns : left,
+            head_of_block<const float>(key_, blocks_[at / key_.block_size], head_) + token,
+            key_.dim.outer_stride};
+  }
+
+  KeyChunk unpacked_chunk(int64_t column, float* buffer) const {
+    const int64_t columns = chunk_columns(column);
+    const int64_t first = column < begin_ ? begin_ : column;
+    with_type(key_.dtype, [&](auto tag) {
+      using T = typename decltype(tag)::Type;
+      for (int64_t i = first; i < column + columns;) {
+        const int64_t at = origin_ + i;
+        const int64_t token = at % key_.block_size;
+        const int64_t left = key_.block_size - token;
+        const int64_t wanted = column + columns - i;
+        const int count = static_cast<int>(left < wanted ? left : wanted);
+        unpack_keys(key_, head_of_block<const T>(key_, blocks_[at / key_.block_size], head_), token,
+                    count, buffer + (i - column));
+        i += count;
+      }
+    });
+    return {column, columns, buffer, kChunkTokens};
+  }
+
+  const PagedView& key_;
+  const int32_t* blocks_;
+  int64_t head_;
+  int64_t origin_;  // index of column 0 in the request
+  int64_t begin_;
+  int64_t end_;
+  bool in_place_;
+};
+
+}  // namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE
