@@ -1,5 +1,6 @@
-// The implementations that every op is tested in: one per instruction set, run by this processor or
-// emulated, or skipped for a reason that the test output tells.
+// The implementations that every op is tested in, which depend on the program that the tests are
+// linked into: one per instruction set, run by this processor or emulated, or skipped for a reason
+// that the test output tells; or one per thread order of the emulated CUDA kernels.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +19,7 @@ struct Implementation {
   const cpu::KernelTable* kernels = nullptr;  // null: skipped
 };
 
-// All instruction sets, whether they can be tested here or not.
+// All of them, whether they can be tested here or not.
 const std::vector<Implementation>& implementations();
 
 void PrintTo(const Implementation& implementation, std::ostream* stream);
@@ -36,8 +37,8 @@ class ImplementationTest : public testing::TestWithParam<Implementation> {
 
 std::string test_name(const testing::TestParamInfo<Implementation>& info);
 
-#define PHASEKV_FOR_EACH_IMPLEMENTATION(Fixture)                                          \
-  INSTANTIATE_TEST_SUITE_P(Cpu, Fixture, testing::ValuesIn(::phasekv::implementations()), \
+#define PHASEKV_FOR_EACH_IMPLEMENTATION(Fixture)                                           \
+  INSTANTIATE_TEST_SUITE_P(Each, Fixture, testing::ValuesIn(::phasekv::implementations()), \
                            ::phasekv::test_name)
 
 }  // namespace phasekv

@@ -1,0 +1,45 @@
+// The ops on a CUDA device. The names and Params are those of phasekv/ops.h; what differs:
+//
+//   * Every pointer in Params, and in the views that it holds, is a device pointer: also the small
+//     lists (slots, segment_starts, deltas, frequencies, ...). Strides, counts and dtypes are read
+//     by the host.
+//   * A call launches kernels on `stream` and returns. It allocates nothing, copies nothing to or
+//     from the host and waits for nothing, so it can be recorded in a CUDA graph. Scratch memory is
+//     an argument where an op needs some.
+//   * The host cannot see what the lists hold. Shapes are checked as on the CPU; an index out of
+//     range in a list is the caller's mistake, as in any kernel.
+//   * Results are the same, bit for bit, whenever the arguments are, whatever the block ids.
+//
+// Rows and blocks of which every row begins at a multiple of 16 bytes are moved 16 bytes at a time;
+// others are as right, and slower.
+//
+// All throw Error: invalid_argument for shapes that disagree, unsupported for a shape that has no
+// kernel, missing_capability where the device or the driver refuses.
+#pragma once
+
+#include <cstdint>
+
+#include "phasekv/ops.h"
+
+namespace phasekv::cuda {
+
+// A cudaStream_t; null is the default stream.
+using Stream = void*;
+
+// Device memory that an op may write to as it likes, aligned to 256 bytes. Two calls that may run
+// at the same time need one each.
+struct Workspace {
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+void gather_blocks(const GatherBlocksParams& params, Stream stream);
+void scatter_blocks(const ScatterBlocksParams& params, Stream stream);
+void rotate_keys(const RotateKeysParams& params, Stream stream);
+void divergence(const DivergenceParams& params, Stream stream);
+// Sums are taken in an order that depends on the number of probes alone, another than the CPU's.
+void mean_residual(const MeanResidualParams& params, Stream stream);
+// `tokens` is segment_starts[num_segments], which the host does not read.
+void apply_shift(const ApplyShiftParams& params, int64_t tokens, Stream stream);
+
+}  // namespace phasekv::cuda

@@ -1,0 +1,50 @@
+// The one way in which kernels are launched, on a device and in emulation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "phasekv/cuda.h"
+#include "phasekv/error.h"
+#include "platform.cuh"
+
+namespace phasekv::cuda {
+
+inline void check_launch(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  static_cast<void>(
+      cudaGetLastError());  // what can be recovered from is not left for the next call
+  throw Error(ErrorCode::missing_capability, "cuda", cudaGetErrorString(error),
+              "kernels were built for compute capability 8.0 and later, and need such a device");
+}
+
+// Blocks of `threads` x 1 x 1 in stream order. Throws missing_capability if the device refuses.
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared_bytes,
+            Stream stream, Arguments&&... arguments) {
+  constexpr size_t kSharedBytesWithoutOptIn = 48 * 1024;
+  if (shared_bytes > kSharedBytesWithoutOptIn) {
+    check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(shared_bytes)));
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  check_launch(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+}
+
+// Blocks for `count` things, `per_block` each. Throws invalid_argument for more than a grid holds.
+inline unsigned blocks_for(int64_t count, int64_t per_block) {
+  const int64_t blocks = (count + per_block - 1) / per_block;
+  if (blocks > int64_t{0x7FFFFFFF}) {
+    throw Error(ErrorCode::invalid_argument, "tokens", std::to_string(count),
+                "at most " + std::to_string(int64_t{0x7FFFFFFF} * per_block));
+  }
+  return static_cast<unsigned>(blocks);
+}
+
+}  // namespace phasekv::cuda
