@@ -16,11 +16,13 @@ void register_attend_rows(pybind11::module_& module);
 void register_compact(pybind11::module_& module);
 void register_divergence(pybind11::module_& module);
 void register_gather_scatter(pybind11::module_& module);
+void register_key_redundancy(pybind11::module_& module);
 void register_mean_residual(pybind11::module_& module);
 void register_push_queries(pybind11::module_& module);
 void register_rotate_keys(pybind11::module_& module);
 void register_score_keys(pybind11::module_& module);
 void register_select_top(pybind11::module_& module);
+void register_triattention_score(pybind11::module_& module);
 
 void register_chunk_index(pybind11::module_& module);
 void register_reuse(pybind11::module_& module);

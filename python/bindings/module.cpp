@@ -17,11 +17,13 @@ PYBIND11_MODULE(_core, module) {
   register_compact(module);
   register_divergence(module);
   register_gather_scatter(module);
+  register_key_redundancy(module);
   register_mean_residual(module);
   register_push_queries(module);
   register_rotate_keys(module);
   register_score_keys(module);
   register_select_top(module);
+  register_triattention_score(module);
   register_chunk_index(module);
   register_reuse(module);
   register_phases(module);

@@ -150,6 +150,39 @@ def plan_compaction(
 def compact(
     *, kv: PagedKV, block_table: Tensor, first_token: int, moves: CompactionMoves
 ) -> None: ...
+def key_redundancy(
+    *,
+    key: PagedView,
+    block_table: Tensor,
+    first_token: int,
+    tokens: int,
+    positions: Tensor | None = None,
+    threshold: float = 0.5,
+    redundancy: Tensor,
+) -> None: ...
+def triattention_query(
+    *,
+    rope: Rope,
+    mean_query: Tensor,
+    mean_norm: Tensor,
+    magnitude: float = 1.0,
+    time: int,
+    synthetic_query: Tensor,
+    norm_weights: Tensor,
+) -> None: ...
+def triattention_score(
+    *,
+    key: PagedView,
+    block_table: Tensor,
+    first_token: int,
+    tokens: int,
+    synthetic_query: Tensor,
+    norm_weights: Tensor,
+    pairing: str = "neox",
+    normalize: bool = False,
+    group_mean: bool = False,
+    scores: Tensor,
+) -> None: ...
 def supported_cpu_isas() -> list[str]: ...
 def active_cpu_isa() -> str: ...
 def set_active_cpu_isa(name: str) -> None: ...

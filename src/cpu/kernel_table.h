@@ -7,10 +7,12 @@
 #include "phasekv/ops/compact.h"
 #include "phasekv/ops/divergence.h"
 #include "phasekv/ops/gather_scatter.h"
+#include "phasekv/ops/key_redundancy.h"
 #include "phasekv/ops/mean_residual.h"
 #include "phasekv/ops/push_queries.h"
 #include "phasekv/ops/rotate_keys.h"
 #include "phasekv/ops/score_keys.h"
+#include "phasekv/ops/triattention_score.h"
 
 namespace phasekv::cpu {
 
@@ -26,6 +28,8 @@ struct KernelTable {
   void (*score_keys)(const ScoreKeysParams&);
   void (*accumulate_attention)(const AccumulateAttentionParams&);
   void (*compact)(const CompactParams&);
+  void (*key_redundancy)(const KeyRedundancyParams&);
+  void (*triattention_score)(const TriattentionScoreParams&);
 };
 
 }  // namespace phasekv::cpu

@@ -17,6 +17,8 @@ void push_queries(const PushQueriesParams& params);
 void score_keys(const ScoreKeysParams& params);
 void accumulate_attention(const AccumulateAttentionParams& params);
 void compact(const CompactParams& params);
+void key_redundancy(const KeyRedundancyParams& params);
+void triattention_score(const TriattentionScoreParams& params);
 
 // Names all of the above; what src/dispatch.cpp chooses between.
 const KernelTable& kernel_table();

@@ -40,7 +40,7 @@ class KeyColumns {
   int64_t lead() const { return begin_; }
   int64_t end() const { return end_; }
 
-  // At most so many chunks make up the columns before `end`.
+  // At most so many chunks, each where another ended, make up the columns.
   static int64_t most_chunks(const PagedView& key, int64_t first_token, int64_t tokens) {
     const int64_t columns = lead_of(first_token) + tokens;
     if (!readable_in_place(key)) return columns / kChunkTokens + 1;
@@ -48,10 +48,18 @@ class KeyColumns {
     return (columns / key.block_size + 2) * chunks_of_block;
   }
 
-  // The chunk that begins at `column`, 0 or where another ended. `buffer` has room for
+  // The chunk that begins at `column`, a multiple of kWidth. `buffer` has room for
   // [head_size][kChunkTokens].
   KeyChunk chunk(int64_t column, float* buffer) const {
     return in_place_ ? chunk_in_place(column) : unpacked_chunk(column, buffer);
+  }
+
+  // How many columns that chunk has.
+  int64_t chunk_columns(int64_t column) const {
+    const int64_t columns = end_ - column < kChunkTokens ? end_ - column : kChunkTokens;
+    if (!in_place_) return columns;
+    const int64_t left = key_.block_size - (origin_ + column) % key_.block_size;
+    return columns < left ? columns : left;
   }
 
  private:
@@ -61,18 +69,10 @@ class KeyColumns {
            key.block_size >= kLeastTokens && arrangement_of(key) == Arrangement::token_contiguous;
   }
 
-  int64_t chunk_columns(int64_t column) const {
-    return end_ - column < kChunkTokens ? end_ - column : kChunkTokens;
-  }
-
   KeyChunk chunk_in_place(int64_t column) const {
     const int64_t at = origin_ + column;
-    const int64_t token = at % key_.block_size;
-    const int64_t left = key_.block_size - token;
-    const int64_t columns = chunk_columns(column);
-    return {column, columns < left ? columns : left,
-            head_of_block<const float>(key_, blocks_[at / key_.block_size], head_) + token,
-            key_.dim.outer_stride};
+    const float* block = head_of_block<const float>(key_, blocks_[at / key_.block_size], head_);
+    return {column, chunk_columns(column), block + at % key_.block_size, key_.dim.outer_stride};
   }
 
   KeyChunk unpacked_chunk(int64_t column, float* buffer) const {

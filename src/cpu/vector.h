@@ -9,11 +9,14 @@
 //   negated_fma(a, b, c)      c - a * b
 //   max(a, b)                 b where either is NaN
 //   reduce_add, reduce_max    over the lanes, always in the same order
+//   sqrt                      rounded to nearest
 //   exp                       to 2 units in the last place; 0 below -87.33, infinity above 88.72
-//   scale_normal_by_power_of_two(a, n)  a * 2^n for whole n where a and a * 2^n are normal or a is
-//   NaN any_greater(a, b)         whether a > b in any lane load_pairs(p, &a, &b)     kWidth pairs
-//   of BFloat16: the first and the second of each swap_pairs                lanes 2i and 2i + 1
-//   exchanged (not for one lane) transpose(v)              v[0 .. kWidth) as a square matrix
+//   scale_normal_by_power_of_two(a, n)
+//                             a * 2^n for whole n where a and a * 2^n are normal or a is NaN
+//   any_greater(a, b)         whether a > b in any lane
+//   load_pairs(p, &a, &b)     kWidth pairs of BFloat16: the first and the second of each
+//   swap_pairs                lanes 2i and 2i + 1 exchanged (not for one lane)
+//   transpose(v)              v[0 .. kWidth) as a square matrix
 #pragma once
 
 #include <cstdint>

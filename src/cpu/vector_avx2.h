@@ -28,6 +28,8 @@ inline Vec negated_fma(Vec a, Vec b, Vec c) { return {_mm256_fnmadd_ps(a.v, b.v,
 inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
 
+inline Vec sqrt(Vec a) { return {_mm256_sqrt_ps(a.v)}; }
+
 inline float reduce_add(Vec a) {
   __m128 sum = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
   sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));

@@ -29,6 +29,8 @@ inline Vec negated_fma(Vec a, Vec b, Vec c) { return {_mm512_fnmadd_ps(a.v, b.v,
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 
+inline Vec sqrt(Vec a) { return {_mm512_sqrt_ps(a.v)}; }
+
 inline float reduce_add(Vec a) {
   const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), high);

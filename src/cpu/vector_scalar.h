@@ -38,6 +38,7 @@ inline Vec fma(Vec a, Vec b, Vec c) { return {a.x * b.x + c.x}; }
 inline Vec negated_fma(Vec a, Vec b, Vec c) { return {c.x - a.x * b.x}; }
 inline Vec max(Vec a, Vec b) { return {a.x > b.x ? a.x : b.x}; }
 inline Vec min(Vec a, Vec b) { return {a.x < b.x ? a.x : b.x}; }
+inline Vec sqrt(Vec a) { return {__builtin_sqrtf(a.x)}; }
 inline float reduce_add(Vec a) { return a.x; }
 inline float reduce_max(Vec a) { return a.x; }
 

@@ -428,6 +428,83 @@ def test_compact(dtype: torch.dtype) -> None:
     assert torch.equal(values[:70], request.values[:70])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_key_redundancy(dtype: torch.dtype) -> None:
+    request = CachedRequest(60, 2, 32, dtype)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(7))
+    for positions in (None, torch.stack([order, order.flip(0)]).to(torch.int32)):
+        redundancy = torch.full((2, 60), math.nan)
+        _core.key_redundancy(
+            key=request.kv.key,
+            block_table=request.block_table,
+            first_token=request.first_token,
+            tokens=60,
+            positions=positions,
+            threshold=0.25,
+            redundancy=redundancy,
+        )
+        for head in range(2):
+            keys = request.keys[:, head].double()
+            unit = keys / (keys.norm(dim=-1, keepdim=True) + 1e-8)
+            cosine = (unit @ unit.T).fill_diagonal_(0.0)
+            order = torch.arange(60) if positions is None else positions[head].long()
+            # No similar key leaves the smallest position, 0, the largest of the row.
+            last = torch.where(cosine > 0.25, order, 0).amax(dim=1)
+            cosine[torch.arange(60), order.argsort()[last]] = 0.0
+            expected = cosine.mean(dim=0).softmax(dim=0)
+            torch.testing.assert_close(redundancy[head].double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("pairing", ["neox", "interleaved"])
+def test_triattention_score(dtype: torch.dtype, normalize: bool, pairing: str) -> None:
+    head_size, rotary_dim, time = 40, 32, 700
+    request = CachedRequest(60, 2, head_size, dtype)
+    frequencies = _core.rope_frequencies(_core.RopeConfig(rotary_dim=rotary_dim))
+    rope = _core.Rope(frequencies, rotary_dim, pairing)
+    generator = torch.Generator().manual_seed(3)
+    mean = torch.randn(6, rotary_dim // 2, 2, generator=generator)
+    norm = mean.norm(dim=-1) + torch.rand(6, rotary_dim // 2, generator=generator)
+    query = torch.full((6, head_size), math.nan)
+    weights = torch.full((6, rotary_dim // 2), math.nan)
+    _core.triattention_query(
+        rope=rope,
+        mean_query=mean,
+        mean_norm=norm,
+        time=time,
+        synthetic_query=query,
+        norm_weights=weights,
+    )
+    scores = torch.full((2, 60), math.nan)
+    _core.triattention_score(
+        key=request.kv.key,
+        block_table=request.block_table,
+        first_token=request.first_token,
+        tokens=60,
+        synthetic_query=query,
+        norm_weights=weights,
+        pairing=pairing,
+        normalize=normalize,
+        scores=scores,
+    )
+    # The mean query, laid out as a row, at each future position.
+    first = torch.arange(rotary_dim // 2) * (1 if pairing == "neox" else 2)
+    second = first + (rotary_dim // 2 if pairing == "neox" else 1)
+    row = torch.zeros(1, 6, head_size)
+    row[0][:, first], row[0][:, second] = mean[..., 0], mean[..., 1]
+    offsets = 2 ** torch.arange(17)
+    future = rotate(row.expand(17, -1, -1), time + offsets, frequencies, pairing).mean(dim=0)
+    keys = request.keys.double()
+    norms = (keys[..., first].square() + keys[..., second].square()).sqrt()
+    expected = torch.einsum("hgd,thd->hgt", future.unflatten(0, (2, 3)), keys)
+    missing = (norm - mean.norm(dim=-1)).double().unflatten(0, (2, 3))
+    expected = expected + torch.einsum("hgf,thf->hgt", missing, norms)
+    if normalize:
+        expected = (expected - expected.mean(-1, True)) / expected.std(-1, False, True)
+    torch.testing.assert_close(scores.double(), expected.amax(dim=1), rtol=1e-5, atol=1e-5)
+
+
 def test_ops_over_a_request_refuse_what_is_not_in_its_block_table() -> None:
     request = CachedRequest(100, 2, 32, torch.float32)
     query = random_rows(1, 2, 32, torch.float32)

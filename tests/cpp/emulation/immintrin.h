@@ -55,6 +55,10 @@ static inline __m512 setzero_ps() { return Floats(); }
 static inline __m512 set1_ps(float x) {
   return each([&](int) { return x; });
 }
+static inline __m512 sqrt_ps(__m512 a) {
+  const Floats x(a);
+  return each([&](int i) { return std::sqrt(x.lane[i]); });
+}
 static inline __m512 add_ps(__m512 a, __m512 b) {
   const Floats x(a), y(b);
   return each([&](int i) { return x.lane[i] + y.lane[i]; });
@@ -320,6 +324,7 @@ static inline To cast(From a) {
 #undef _mm512_shuffle_f32x4
 #undef _mm512_shuffle_ps
 #undef _mm512_slli_epi32
+#undef _mm512_sqrt_ps
 #undef _mm512_srli_epi32
 #undef _mm512_storeu_ps
 #undef _mm512_sub_ps
@@ -364,6 +369,7 @@ static inline To cast(From a) {
 #define _mm512_shuffle_f32x4 phasekv_emulation::shuffle_f32x4
 #define _mm512_shuffle_ps phasekv_emulation::shuffle_ps
 #define _mm512_slli_epi32 phasekv_emulation::slli_epi32
+#define _mm512_sqrt_ps phasekv_emulation::sqrt_ps
 #define _mm512_srli_epi32 phasekv_emulation::srli_epi32
 #define _mm512_storeu_ps phasekv_emulation::storeu_ps
 #define _mm512_sub_ps phasekv_emulation::sub_ps

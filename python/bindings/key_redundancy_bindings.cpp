@@ -1,0 +1,61 @@
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "bindings.h"
+#include "phasekv/error.h"
+#include "phasekv/ops/key_redundancy.h"
+#include "request_keys.h"
+#include "tensor_caster.h"
+
+namespace py = pybind11;
+
+namespace phasekv::bindings {
+namespace {
+
+// int32 [kv_heads, tokens], contiguous, or null for None.
+const int32_t* positions_of(const py::handle& object, int64_t kv_heads, int64_t tokens) {
+  if (object.is_none()) return nullptr;
+  const Tensor table = tensor_of("positions", object);
+  if (table.dtype != "int32") {
+    throw Error(ErrorCode::invalid_argument, "positions.dtype", table.dtype, "int32");
+  }
+  const bool has_shape =
+      table.dims() == 2 && table.shape[0] == kv_heads && table.shape[1] == tokens;
+  const bool is_contiguous = has_shape && (tokens <= 1 || table.strides[1] == 1) &&
+                             (kv_heads <= 1 || table.strides[0] == tokens);
+  if (!is_contiguous) {
+    throw Error(
+        ErrorCode::invalid_argument, "positions", table.shape_text(),
+        "[" + std::to_string(kv_heads) + ", " + std::to_string(tokens) + "] and contiguous");
+  }
+  return static_cast<const int32_t*>(table.data);
+}
+
+void compute(const PagedView& key, const py::handle& block_table, int64_t first_token,
+             int64_t tokens, const py::handle& positions, float threshold,
+             const py::handle& redundancy) {
+  const KeyRedundancyParams params = {
+      .key = key,
+      .block_table = request_blocks(block_table, key, end_of_keys(first_token, tokens)),
+      .first_token = first_token,
+      .tokens = tokens,
+      .positions = positions_of(positions, key.num_heads, tokens),
+      .threshold = threshold,
+      .redundancy = float_tensor("redundancy", redundancy, {key.num_heads, tokens})};
+  const py::gil_scoped_release release;
+  key_redundancy(params);
+}
+
+}  // namespace
+
+void register_key_redundancy(py::module_& module) {
+  module.def("key_redundancy", &compute, py::kw_only(), py::arg("key"), py::arg("block_table"),
+             py::arg("first_token"), py::arg("tokens"), py::arg("positions") = py::none(),
+             py::arg("threshold") = 0.5F, py::arg("redundancy"),
+             "R-KV's redundancy of the keys [first_token, first_token + tokens) of a request with "
+             "the block ids block_table (int32 [M]) and original positions (int32 "
+             "[KV heads, tokens]), into redundancy (float32 [KV heads, tokens]).");
+}
+
+}  // namespace phasekv::bindings

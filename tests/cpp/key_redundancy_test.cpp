@@ -1,0 +1,154 @@
+// key_redundancy against the oracle, in every layout, dtype and instruction set.
+#include "phasekv/ops/key_redundancy.h"
+
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "cached_request.h"
+#include "cases.h"
+#include "implementations.h"
+#include "oracle/key_scores.h"
+
+namespace phasekv {
+namespace {
+
+using oracle::Half;
+
+class KeyRedundancy : public ImplementationTest {};
+
+PHASEKV_FOR_EACH_IMPLEMENTATION(KeyRedundancy);
+
+// [kv_heads, tokens] positions in an order of their own for each head.
+std::vector<int32_t> shuffled_positions(int64_t heads, int64_t tokens, uint32_t seed) {
+  std::vector<int32_t> positions;
+  std::mt19937 generator(seed);
+  for (int64_t head = 0; head < heads; ++head) {
+    std::vector<int32_t> row(static_cast<size_t>(tokens));
+    for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(3 * i) - 50;
+    std::shuffle(row.begin(), row.end(), generator);
+    positions.insert(positions.end(), row.begin(), row.end());
+  }
+  return positions;
+}
+
+std::vector<float> redundancy_of(const CachedRequest& request,
+                                 const std::vector<int32_t>& positions, double threshold) {
+  const PagedView key = request.key();
+  std::vector<float> redundancy(static_cast<size_t>(key.num_heads * request.tokens()) + 1,
+                                std::numeric_limits<float>::quiet_NaN());
+  redundancy.back() = -1.0F;
+  key_redundancy({.key = key,
+                  .block_table = request.block_table(),
+                  .first_token = request.first_token(),
+                  .tokens = request.tokens(),
+                  .positions = positions.empty() ? nullptr : positions.data(),
+                  .threshold = static_cast<float>(threshold),
+                  .redundancy = redundancy.data()});
+  EXPECT_EQ(redundancy.back(), -1.0F);
+  redundancy.pop_back();
+  return redundancy;
+}
+
+void check(const CachedRequest& request, const std::vector<int32_t>& positions, double wanted) {
+  const auto rows = request.rows(Half::key);
+  const auto tokens = static_cast<size_t>(request.tokens());
+  for (size_t head = 0; head < rows.size(); ++head) {
+    std::vector<int64_t> order(tokens);
+    std::iota(order.begin(), order.end(), 0);
+    if (!positions.empty()) {
+      std::copy_n(positions.begin() + static_cast<std::ptrdiff_t>(head * tokens), tokens,
+                  order.begin());
+    }
+    const double threshold = oracle::threshold_between_cosines(rows[head], wanted);
+    const oracle::Row expected = oracle::key_redundancy(rows[head], order, threshold);
+    const std::vector<float> actual = redundancy_of(request, positions, threshold);
+    for (size_t j = 0; j < tokens; ++j) {
+      // The mean cosine is a sum of up to unit terms over their number.
+      ASSERT_NEAR(actual[head * tokens + j], expected[j], 3e-6 * expected[j])
+          << "head " << head << ", key " << j << ", threshold " << threshold;
+    }
+  }
+}
+
+TEST_P(KeyRedundancy, EveryCase) {
+  for (const Case& shape : all_cases()) {
+    if (shape.tokens > 150) continue;  // the oracle compares all pairs; see ManyKeys
+    SCOPED_TRACE(shape);
+    const std::vector<int32_t> positions =
+        shape.seed % 2 == 0 ? std::vector<int32_t>()
+                            : shuffled_positions(shape.heads, shape.tokens, shape.seed);
+    constexpr double kThresholds[] = {0.5, 0.1, 0.0, 0.3};
+    check(CachedRequest(shape), positions, kThresholds[shape.seed / 10 % 4]);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Chunks of all kinds, and searches that go through many of them.
+TEST_P(KeyRedundancy, ManyKeys) {
+  for (const int64_t block_size : {32, 96, 13}) {
+    const CachedRequest request("vec", DataType::float32, 700, 1, 24, block_size, 45, 3);
+    for (const double threshold : {0.45, 0.7}) {
+      SCOPED_TRACE(testing::Message() << "block size " << block_size << ", " << threshold);
+      check(request, {}, threshold);
+      check(request, shuffled_positions(1, 700, 2), threshold);
+    }
+  }
+}
+
+// Keys that repeat in every way: all alike, opposite, zero.
+TEST_P(KeyRedundancy, EqualKeys) {
+  CachedRequest request("vec", DataType::float32, 90, 1, 32, 32, 5, 3);
+  const oracle::Row row = request.cache().row(Half::key, request.slot(0), 0);
+  oracle::Row opposite = row;
+  for (double& x : opposite) x = -x;
+  for (int64_t i = 0; i < 90; ++i) {
+    request.cache().set_row(Half::key, request.slot(i), 0, i % 5 == 3 ? opposite : row);
+  }
+  check(request, {}, 0.5);
+  for (int64_t i = 40; i < 60; ++i) {
+    request.cache().set_row(Half::key, request.slot(i), 0, oracle::Row(32, 0.0));
+  }
+  check(request, {}, 0.5);
+  check(request, shuffled_positions(1, 90, 2), 0.5);
+}
+
+TEST_P(KeyRedundancy, OneKey) {
+  const CachedRequest request("vec", DataType::float32, 1, 2, 32, 32, 5, 3);
+  EXPECT_EQ(redundancy_of(request, {}, 0.5), (std::vector<float>{1.0F, 1.0F}));
+}
+
+TEST_P(KeyRedundancy, ThreadsDoNotMatter) {
+  const CachedRequest request("vec", DataType::bfloat16, 500, 2, 64, 32, 7, 3);
+  omp_set_num_threads(1);
+  const std::vector<float> alone = redundancy_of(request, {}, 0.2);
+  for (const int threads : {2, 3, 7}) {
+    omp_set_num_threads(threads);
+    EXPECT_EQ(redundancy_of(request, {}, 0.2), alone) << threads << " threads";
+  }
+}
+
+TEST_P(KeyRedundancy, BlockIdsDoNotMatter) {
+  const CachedRequest request("vec", DataType::float32, 300, 2, 64, 32, 7, 3);
+  EXPECT_EQ(redundancy_of(request, {}, 0.2), redundancy_of(request.in_other_blocks(9), {}, 0.2));
+}
+
+TEST_P(KeyRedundancy, NotANumberIsNotHidden) {
+  CachedRequest request("vec", DataType::float32, 50, 2, 32, 32, 7, 3);
+  request.cache().set_row(Half::key, request.slot(20), 1,
+                          oracle::Row(32, std::numeric_limits<double>::quiet_NaN()));
+  const std::vector<float> redundancy = redundancy_of(request, {}, 0.5);
+  for (size_t j = 0; j < 50; ++j) {
+    ASSERT_FALSE(std::isnan(redundancy[j]));
+    ASSERT_TRUE(std::isnan(redundancy[50 + j]));
+  }
+}
+
+}  // namespace
+}  // namespace phasekv

@@ -1,0 +1,31 @@
+// Scores that need the keys alone, in double precision and plain loops.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "oracle/rotation.h"
+
+namespace phasekv::oracle {
+
+// R-KV's redundancy of the keys of one head, [tokens]; positions differ.
+Row key_redundancy(const std::vector<Row>& keys, const std::vector<int64_t>& positions,
+                   double threshold);
+
+// The threshold nearest to `wanted` that no two keys' cosine comes near.
+double threshold_between_cosines(const std::vector<Row>& keys, double wanted);
+
+// What a query head was calibrated to: pairs as (real, imaginary), and mean norms.
+struct HeadStatistics {
+  Row real;
+  Row imaginary;
+  Row norm;
+};
+
+// TriAttention's score of a key before RoPE that stands at `position`, seen from `time`: the mean
+// over the offsets 1, 2, 4, ..., 65536 of sums over the pairs of norms and angles.
+double triattention_score(const HeadStatistics& head, const Row& key,
+                          const std::vector<double>& frequencies, RopePairing pairing,
+                          double magnitude, int64_t position, int64_t time);
+
+}  // namespace phasekv::oracle
