@@ -10,6 +10,8 @@ VENV := $(CURDIR)/.venv
 export PATH := $(VENV)/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PHASEKV_DEMO_MODEL ?= $(HOME)/.cache/phasekv/SmolLM2-135M-Instruct
+# Test files run side by side, each worker's engines with one thread.
+export PYTEST_WORKERS ?= $(shell nproc)
 # Nothing here needs a model hub, and nothing is reported to anybody.
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
@@ -70,7 +72,7 @@ test-cpp: build
 
 test-python: model
 	@echo "==> Python tests"
-	@python -m pytest $(PYTEST_ARGS)
+	@python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: configure ## Run every formatter and linter without changing a file
 	@status=0; \

@@ -25,6 +25,7 @@ void register_select_top(pybind11::module_& module);
 void register_triattention_score(pybind11::module_& module);
 
 void register_chunk_index(pybind11::module_& module);
+void register_eviction(pybind11::module_& module);
 void register_reuse(pybind11::module_& module);
 
 void register_phases(pybind11::module_& module);

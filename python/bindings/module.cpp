@@ -25,6 +25,7 @@ PYBIND11_MODULE(_core, module) {
   register_select_top(module);
   register_triattention_score(module);
   register_chunk_index(module);
+  register_eviction(module);
   register_reuse(module);
   register_phases(module);
 }

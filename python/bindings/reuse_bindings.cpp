@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "choices.h"
 #include "phasekv/error.h"
 #include "phasekv/reuse/method.h"
 #include "tensor_caster.h"
@@ -18,18 +19,6 @@ namespace py = pybind11;
 
 namespace phasekv::bindings {
 namespace {
-
-template <class Value, size_t N>
-std::optional<Value> parse(const char* argument, const std::optional<std::string>& name,
-                           const std::pair<const char*, Value> (&known)[N]) {
-  if (!name) return std::nullopt;
-  std::string names;
-  for (const auto& [candidate, value] : known) {
-    if (*name == candidate) return value;
-    names += (names.empty() ? "" : ", ") + std::string(candidate);
-  }
-  throw Error(ErrorCode::invalid_argument, argument, *name, "one of " + names);
-}
 
 std::unique_ptr<reuse::Method> make(const std::string& name,
                                     const std::optional<std::string>& frame,
@@ -40,17 +29,17 @@ std::unique_ptr<reuse::Method> make(const std::string& name,
   using reuse::ProbeRule;
   using reuse::WeightRule;
   reuse::MethodOptions options;
-  options.frame = parse<OffsetFrame>(
+  options.frame = parse_choice<OffsetFrame>(
       "frame", frame, {{"rotated", OffsetFrame::rotated}, {"unrotated", OffsetFrame::unrotated}});
-  options.weight = parse<WeightRule>("weight", weight,
-                                     {{"clipped", WeightRule::clipped},
-                                      {"one", WeightRule::one},
-                                      {"relative", WeightRule::relative}});
-  options.probes = parse<ProbeRule>("probes", probes,
-                                    {{"separate", ProbeRule::separate},
-                                     {"sum", ProbeRule::sum},
-                                     {"key", ProbeRule::key},
-                                     {"value", ProbeRule::value}});
+  options.weight = parse_choice<WeightRule>("weight", weight,
+                                            {{"clipped", WeightRule::clipped},
+                                             {"one", WeightRule::one},
+                                             {"relative", WeightRule::relative}});
+  options.probes = parse_choice<ProbeRule>("probes", probes,
+                                           {{"separate", ProbeRule::separate},
+                                            {"sum", ProbeRule::sum},
+                                            {"key", ProbeRule::key},
+                                            {"value", ProbeRule::value}});
   options.boundary_tokens = boundary_tokens;
   return reuse::make_method(name, options);
 }

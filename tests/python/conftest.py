@@ -11,6 +11,9 @@ from phasekv.model_conversion import default_model_directory, is_converted
 # Engine processes inherit these: no test asks a model hub or reports usage.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DO_NOT_TRACK", "1")
+# OpenMP's threads wait for each other by spinning: two processes that each use all cores crawl.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")

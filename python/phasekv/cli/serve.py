@@ -31,7 +31,12 @@ _SETTINGS = (
     "chunk_store_bytes",
     "store_directory",
     "store_directory_bytes",
+    "session_bytes",
+    "session_directory",
+    "phases",
 )
+# The same for those of the "eviction" object.
+_EVICTION_SETTINGS = ("policy", "budget", "stride", "compress_prompt", "calibration")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,6 +74,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     store.add_argument(
         "--store-directory-bytes", type=int, help="limit of that folder per worker, in bytes"
     )
+    eviction = parser.add_argument_group("eviction, for requests that do not say themselves")
+    eviction.add_argument(
+        "--budget", type=int, help="tokens a request holds; turns eviction on, and is its limit"
+    )
+    eviction.add_argument("--policy", help="eviction policy (default: agentkv)")
+    eviction.add_argument("--stride", type=int, help="tokens between two events (default: 128)")
+    eviction.add_argument("--compress-prompt", help="chunk or end: when a prompt is compressed")
+    eviction.add_argument("--calibration", help="file of `phasekv calibrate`, for triattention")
+    eviction.add_argument("--phases", help="marker table, by name or as a JSON file")
+    eviction.add_argument("--session-bytes", type=int, help="memory for sessions per worker")
+    eviction.add_argument("--session-directory", help="folder in which sessions are kept as well")
     parser.set_defaults(run=run)
 
 
@@ -102,6 +118,18 @@ def serve_command(arguments: argparse.Namespace, engine_arguments: Sequence[str]
         raise InvalidArgumentError(
             name, repr(flags[name]), f"given once, not also in {_ENGINE_OPTION}"
         )
+    eviction = {
+        name: getattr(arguments, name)
+        for name in _EVICTION_SETTINGS
+        if getattr(arguments, name, None) is not None
+    }
+    if eviction:
+        if "eviction" in settings:
+            name, value = next(iter(eviction.items()))
+            raise InvalidArgumentError(
+                name, repr(value), f"given once, not also in {_ENGINE_OPTION}"
+            )
+        flags["eviction"] = eviction
     config[PLUGIN_NAME] = {**settings, **flags}
     PhaseKVConfig.parse(config[PLUGIN_NAME])
     return ["serve", *rest, _ENGINE_OPTION, json.dumps(config)]

@@ -1,4 +1,4 @@
-"""The reuse step that is running in this worker process, if any.
+"""What is running in this worker process: the reuse step, if any, and eviction, if asked for.
 
 vLLM constructs attention layers long before there is a worker connector, so the two meet here. A
 worker process runs one forward pass at a time.
@@ -6,11 +6,17 @@ worker process runs one forward pass at a time.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from phasekv import _core
 from phasekv.vllm.step import ReuseStep
 
+if TYPE_CHECKING:
+    from phasekv.vllm.eviction.worker import EvictionWorker
+
 _step: ReuseStep | None = None
 _layers: dict[str, tuple[int, _core.PagedKV]] = {}
+_evictions: EvictionWorker | None = None
 
 
 def begin(step: ReuseStep, layers: dict[str, tuple[int, _core.PagedKV]]) -> None:
@@ -31,3 +37,14 @@ def layer(name: str) -> tuple[ReuseStep, int, _core.PagedKV] | None:
         return None
     index, kv = _layers[name]
     return _step, index, kv
+
+
+def set_evictions(worker: EvictionWorker | None) -> None:
+    """The engine has made its cache, and evicts from it."""
+    global _evictions
+    _evictions = worker
+
+
+def evictions() -> EvictionWorker | None:
+    """The worker that evicts; None where nothing is evicted."""
+    return _evictions

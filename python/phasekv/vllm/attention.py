@@ -1,6 +1,7 @@
-"""vLLM's CPU attention backend, with PhaseKV's rows in the steps that reuse chunks.
+"""vLLM's CPU attention backend, with PhaseKV's rows and PhaseKV's windows.
 
-In every other step the calls go straight to vLLM's own implementation.
+The rows are those of steps that reuse chunks, the windows those of engines that evict. Every other
+step goes straight to vLLM's own implementation.
 """
 
 from __future__ import annotations
@@ -8,9 +9,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadataBuilder,
+)
 
-from phasekv.vllm import active
+from phasekv.vllm import active, setup
+from phasekv.vllm.eviction.window_cache import window_spec
+
+
+class PhaseKVMetadataBuilder(CPUAttentionMetadataBuilder):
+    """Shows vLLM's kernel the windows that requests hold."""
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> Any:
+        """Metadata of a step."""
+        evictions = active.evictions()
+        if evictions is not None:
+            common_attn_metadata = evictions.window_metadata(common_attn_metadata)
+        return super().build(common_prefix_len, common_attn_metadata, fast_build)
 
 
 class PhaseKVAttentionImpl(CPUAttentionBackendImpl):
@@ -45,14 +64,24 @@ class PhaseKVAttentionImpl(CPUAttentionBackendImpl):
         **kwargs: Any,
     ) -> torch.Tensor:
         """Attend; in a reuse step only the step's rows, packed at the head of ``output``."""
-        current = None if attn_metadata is None else active.layer(layer.layer_name)
-        if current is None:
+        if attn_metadata is None:
             super().forward(
                 layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
             )
             return output
-        step, index, kv = current
-        step.attend(index, query, kv, self.scale, output)
+        current = active.layer(layer.layer_name)
+        query_rows = None
+        if current is None:
+            super().forward(
+                layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
+            )
+        else:
+            step, index, kv = current
+            step.attend(index, query, kv, self.scale, output)
+            query_rows = step.query_rows(index)
+        evictions = active.evictions()
+        if evictions is not None:
+            evictions.layer(layer.layer_name, query, query_rows)
         return output
 
 
@@ -63,3 +92,15 @@ class PhaseKVAttentionBackend(CPUAttentionBackend):
     def get_impl_cls() -> type[CPUAttentionBackendImpl]:
         """The implementation above."""
         return PhaseKVAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
+        """The builder above."""
+        return PhaseKVMetadataBuilder
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """A window for each layer of full attention, where the engine evicts."""
+        vllm_config = setup.loaded_config()
+        eviction = setup.config_of(vllm_config).eviction if vllm_config is not None else None
+        return spec if eviction is None else window_spec(spec, eviction, vllm_config)

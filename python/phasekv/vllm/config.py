@@ -7,6 +7,14 @@ from typing import Any
 
 from phasekv._core import Method, method_names
 from phasekv.errors import InvalidArgumentError
+from phasekv.vllm.eviction.settings import EvictionChoice, parse_engine_choice
+from phasekv.vllm.fields import (
+    boolean,
+    integer,
+    optional_integer,
+    optional_text,
+    refuse_unknown,
+)
 
 GIBIBYTE = 1 << 30
 
@@ -69,6 +77,15 @@ class PhaseKVConfig:
         Where chunks are also kept on disk; None: only in memory.
     store_directory_bytes : int or None
         Limit of that directory per worker; None: no limit.
+    eviction : EvictionChoice or None
+        Policy, budget and stride of every request that does not say otherwise; None: nothing is
+        evicted.
+    session_bytes : int
+        Memory for sessions, per worker process.
+    session_directory : str or None
+        Where sessions are also kept on disk; None: only in memory.
+    phases : str or None
+        Name or file of the marker table; None: picked from the tokenizer and its chat template.
     """
 
     choice: MethodChoice = MethodChoice()
@@ -78,6 +95,10 @@ class PhaseKVConfig:
     chunk_store_bytes: int = 1 * GIBIBYTE
     store_directory: str | None = None
     store_directory_bytes: int | None = None
+    eviction: EvictionChoice | None = None
+    session_bytes: int = 1 * GIBIBYTE
+    session_directory: str | None = None
+    phases: str | None = None
 
     @classmethod
     def parse(cls, settings: object) -> PhaseKVConfig:
@@ -95,14 +116,16 @@ class PhaseKVConfig:
         defaults = cls()
         return cls(
             choice=parse_choice(settings, defaults.choice),
-            auto=_boolean(settings, "auto", defaults.auto),
-            auto_min_tokens=_integer(settings, "auto_min_tokens", defaults.auto_min_tokens, 8),
-            store_on_use=_boolean(settings, "store_on_use", defaults.store_on_use),
-            chunk_store_bytes=_integer(
-                settings, "chunk_store_bytes", defaults.chunk_store_bytes, 0
-            ),
-            store_directory=_optional_text(settings, "store_directory"),
-            store_directory_bytes=_optional_integer(settings, "store_directory_bytes", 0),
+            auto=boolean(settings, "auto", defaults.auto),
+            auto_min_tokens=integer(settings, "auto_min_tokens", defaults.auto_min_tokens, 8),
+            store_on_use=boolean(settings, "store_on_use", defaults.store_on_use),
+            chunk_store_bytes=integer(settings, "chunk_store_bytes", defaults.chunk_store_bytes, 0),
+            store_directory=optional_text(settings, "store_directory"),
+            store_directory_bytes=optional_integer(settings, "store_directory_bytes", 0),
+            eviction=parse_engine_choice(settings.get("eviction")),
+            session_bytes=integer(settings, "session_bytes", defaults.session_bytes, 0),
+            session_directory=optional_text(settings, "session_directory"),
+            phases=optional_text(settings, "phases"),
         )
 
 
@@ -121,50 +144,10 @@ def parse_choice(settings: dict[str, Any], defaults: MethodChoice) -> MethodChoi
     choice = MethodChoice(
         method=method,
         ratio=float(ratio),
-        frame=_optional_text(settings, "frame", inherited.frame),
-        weight=_optional_text(settings, "weight", inherited.weight),
-        probes=_optional_text(settings, "probes", inherited.probes),
-        boundary_tokens=_optional_integer(
-            settings, "boundary_tokens", 0, inherited.boundary_tokens
-        ),
+        frame=optional_text(settings, "frame", inherited.frame),
+        weight=optional_text(settings, "weight", inherited.weight),
+        probes=optional_text(settings, "probes", inherited.probes),
+        boundary_tokens=optional_integer(settings, "boundary_tokens", 0, inherited.boundary_tokens),
     )
     choice.build()
     return choice
-
-
-def refuse_unknown(where: str, settings: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Raise ``InvalidArgumentError`` for the first key that is not ``known``."""
-    for key in settings:
-        if key not in known:
-            raise InvalidArgumentError(
-                f"{where}.{key}", repr(settings[key]), "a known key: " + ", ".join(sorted(known))
-            )
-
-
-def _boolean(settings: dict[str, Any], key: str, default: bool) -> bool:
-    value = settings.get(key, default)
-    if not isinstance(value, bool):
-        raise InvalidArgumentError(key, repr(value), "true or false")
-    return value
-
-
-def _integer(settings: dict[str, Any], key: str, default: int, least: int) -> int:
-    value = settings.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgumentError(key, repr(value), f"a whole number of at least {least}")
-    return value
-
-
-def _optional_integer(
-    settings: dict[str, Any], key: str, least: int, default: int | None = None
-) -> int | None:
-    if settings.get(key) is None:
-        return default
-    return _integer(settings, key, 0, least)
-
-
-def _optional_text(settings: dict[str, Any], key: str, default: str | None = None) -> str | None:
-    value = settings.get(key, default)
-    if value is not None and not isinstance(value, str):
-        raise InvalidArgumentError(key, repr(value), "text")
-    return value

@@ -1,7 +1,8 @@
-"""Counters of reuse, exported as Prometheus metrics beside vLLM's own."""
+"""Counters of reuse and eviction, exported as Prometheus metrics beside vLLM's own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import Counter
@@ -10,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
+from phasekv.vllm.eviction.report import EvictionReport
 from phasekv.vllm.plan import RequestReport
 
 COUNTERS = {
@@ -22,6 +24,18 @@ COUNTERS = {
     "layer_tokens_charged": "Recomputed (layer, token) pairs of found chunks.",
     "layer_tokens_found": "All (layer, token) pairs of found chunks.",
 }
+
+EVICTION_COUNTERS = {
+    "tokens_evicted": "Tokens evicted, per layer and KV head.",
+    "blocks_freed": "Blocks freed by eviction.",
+    "compactions": "Events in which a request's survivors were chosen and moved.",
+    "scoring_seconds": "Wall time of scoring keys and choosing survivors.",
+    "compaction_seconds": "Wall time of moving survivors.",
+}
+"""Each has the label ``policy``."""
+
+SEPARATOR = "/"
+"""Between a counter's name and its policy, in the sums that travel between processes."""
 
 
 def counts_of(report: RequestReport) -> dict[str, int]:
@@ -38,7 +52,18 @@ def counts_of(report: RequestReport) -> dict[str, int]:
     }
 
 
-class ReuseStats(KVConnectorStats):
+def eviction_counts_of(report: EvictionReport) -> dict[str, float]:
+    """One report's share of each counter."""
+    return {
+        "tokens_evicted": report.evicted_tokens,
+        "blocks_freed": report.freed_blocks,
+        "compactions": report.compactions,
+        "scoring_seconds": report.scoring_seconds,
+        "compaction_seconds": report.compacting_seconds,
+    }
+
+
+class PhaseKVStats(KVConnectorStats):
     """Sums of the counters since the last step that reported."""
 
     def reset(self) -> None:
@@ -49,15 +74,26 @@ class ReuseStats(KVConnectorStats):
         """Whether nothing was counted."""
         return not any(self.data.values())
 
-    def observe(self, report: RequestReport) -> None:
-        """Add one report."""
-        for name, count in counts_of(report).items():
+    def observe_reuse(self, report: RequestReport) -> None:
+        """Add one request's report."""
+        self._add(counts_of(report))
+
+    def observe_eviction(self, policy: str, report: EvictionReport) -> None:
+        """Add one request's report, to its policy's counters."""
+        self._add(
+            {
+                f"{name}{SEPARATOR}{policy}": count
+                for name, count in eviction_counts_of(report).items()
+            }
+        )
+
+    def _add(self, counts: Mapping[str, float]) -> None:
+        for name, count in counts.items():
             self.data[name] = self.data.get(name, 0) + count
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Add another object's counts to this one."""
-        for name, count in other.data.items():
-            self.data[name] = self.data.get(name, 0) + count
+        self._add(other.data)
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -65,8 +101,8 @@ class ReuseStats(KVConnectorStats):
         return dict(self.data)
 
 
-class ReusePromMetrics(KVConnectorPromMetrics):
-    """One Prometheus counter ``vllm:phasekv_<name>`` for each entry of ``COUNTERS``."""
+class PhaseKVPromMetrics(KVConnectorPromMetrics):
+    """One Prometheus counter ``vllm:phasekv_<name>`` for each entry of both tables."""
 
     def __init__(
         self,
@@ -85,9 +121,22 @@ class ReusePromMetrics(KVConnectorPromMetrics):
             self._counters[name] = {
                 engine: metric.labels(*values) for engine, values in per_engine_labelvalues.items()
             }
+        self._engine_labels = per_engine_labelvalues
+        self._eviction_counters = {
+            name: counter(
+                name=f"vllm:phasekv_{name}",
+                documentation=documentation,
+                labelnames=[*labelnames, "policy"],
+            )
+            for name, documentation in EVICTION_COUNTERS.items()
+        }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Count what one step reported."""
         for name, count in transfer_stats_data.items():
-            if name in self._counters:
-                self._counters[name][engine_idx].inc(count)
+            counter, _, policy = name.partition(SEPARATOR)
+            if policy:
+                labels = (*self._engine_labels[engine_idx], policy)
+                self._eviction_counters[counter].labels(*labels).inc(count)
+            else:
+                self._counters[counter][engine_idx].inc(count)

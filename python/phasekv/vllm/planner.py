@@ -65,7 +65,7 @@ class ReusePlanner:
         except InvalidArgumentError:
             # The front end refuses these; a request that comes past it is served exactly.
             return None
-        domain = _domain(request)
+        domain = domain_of(request)
         chunks = [
             PlannedChunk(
                 begin,
@@ -199,7 +199,7 @@ class ReusePlanner:
             index.remove(key)
 
 
-def _domain(request: Any) -> tuple[str, str]:
+def domain_of(request: Any) -> tuple[str, str]:
     """Salt and adapter of a request: chunks are never shared across them."""
     lora = request.lora_request
     adapter = "" if lora is None else f"{lora.lora_name}#{lora.lora_int_id}"

@@ -27,8 +27,10 @@ def register() -> None:
     check_engine_version(vllm.__version__)
     _register_connector()
     _register_attention_backend()
+    _register_window_cache()
     _wrap_configuration()
     _wrap_requests()
+    _wrap_appending()
     _wrap_block_hashes()
     _wrap_model_loading()
     _registered = True
@@ -49,6 +51,12 @@ def _register_attention_backend() -> None:
     )
 
 
+def _register_window_cache() -> None:
+    from phasekv.vllm.eviction import window_cache
+
+    window_cache.register()
+
+
 def _wrap_configuration() -> None:
     """Validate the settings and add the connector while the engine's configuration is made."""
     from vllm.config import KVTransferConfig
@@ -65,11 +73,15 @@ def _wrap_configuration() -> None:
         settings = settings_of(self.additional_config)
         if settings is None:
             return original(self, *args, **kwargs)
-        PhaseKVConfig.parse(settings)
+        phasekv = PhaseKVConfig.parse(settings)
         if self.kv_transfer_config is None:
             self.kv_transfer_config = KVTransferConfig(kv_connector=CONNECTOR, kv_role="kv_both")
         config = original(self, *args, **kwargs)
         check_engine_config(config)
+        if phasekv.eviction is not None:
+            phasekv.eviction.check(
+                config.cache_config.block_size, config.model_config.max_model_len
+            )
         return config
 
     EngineArgs.create_engine_config = create_engine_config
@@ -82,7 +94,9 @@ def _wrap_requests() -> None:
 
     from phasekv.errors import InvalidArgumentError
     from phasekv.vllm.config import PhaseKVConfig
-    from phasekv.vllm.request import PARAMETER, ReuseRequest
+    from phasekv.vllm.eviction.sessions import check_session
+    from phasekv.vllm.eviction.settings import parse_request_choice
+    from phasekv.vllm.request import PARAMETER, ReuseRequest, parameters_of
     from phasekv.vllm.setup import settings_of
 
     original = InputProcessor.process_inputs
@@ -96,8 +110,17 @@ def _wrap_requests() -> None:
         extra = request.sampling_params.extra_args or {}
         parameters = extra.get("kv_transfer_params")
         tokens = len(request.prompt_token_ids or ())
+        config = PhaseKVConfig.parse(settings)
         try:
-            ReuseRequest.parse(parameters, tokens, PhaseKVConfig.parse(settings))
+            ReuseRequest.parse(parameters, tokens, config)
+            fields = parameters_of(parameters)
+            eviction = parse_request_choice(fields.get("eviction"), config.eviction)
+            check_session(fields, config.eviction is not None)
+            if eviction is not None:
+                eviction.check(
+                    self.vllm_config.cache_config.block_size,
+                    self.vllm_config.model_config.max_model_len,
+                )
         except InvalidArgumentError as error:
             raise VLLMValidationError(
                 f"kv_transfer_params.{PARAMETER}: {error}",
@@ -107,6 +130,22 @@ def _wrap_requests() -> None:
         return request
 
     InputProcessor.process_inputs = process_inputs
+
+
+def _wrap_appending() -> None:
+    """Put a session's tokens before those of a request that appends to it."""
+    from vllm.v1.engine.core import EngineCore
+
+    from phasekv.vllm.appending import put_session_before
+
+    original = EngineCore.preprocess_add_request
+
+    @functools.wraps(original)
+    def preprocess_add_request(self: Any, request: Any) -> Any:
+        put_session_before(request, self.scheduler, self.vllm_config)
+        return original(self, request)
+
+    EngineCore.preprocess_add_request = preprocess_add_request
 
 
 def _wrap_block_hashes() -> None:
@@ -124,9 +163,7 @@ def _wrap_model_loading() -> None:
 
     from phasekv.vllm.setup import model_loaded
 
-    CPUModelRunner.load_model = _then(
-        CPUModelRunner.load_model, lambda runner: model_loaded(runner.model)
-    )
+    CPUModelRunner.load_model = _then(CPUModelRunner.load_model, model_loaded)
 
 
 def _then(original: Callable[..., Any], after: Callable[[Any], None]) -> Callable[..., Any]:

@@ -12,10 +12,34 @@ from phasekv.vllm.config import (
     MethodChoice,
     PhaseKVConfig,
     parse_choice,
-    refuse_unknown,
 )
+from phasekv.vllm.fields import refuse_unknown
 
 PARAMETER = "phasekv"
+
+
+FIELDS = (*METHOD_FIELDS, "chunks", "store", "auto", "eviction", "session", "append")
+
+
+def parameters_of(kv_transfer_params: object) -> dict[str, Any]:
+    """The ``phasekv`` object of a request; empty if it has none.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not an object, or has a key that is not known.
+    """
+    if kv_transfer_params is None:
+        return {}
+    if not isinstance(kv_transfer_params, dict):
+        raise InvalidArgumentError("kv_transfer_params", repr(kv_transfer_params), "a JSON object")
+    settings = kv_transfer_params.get(PARAMETER)
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict):
+        raise InvalidArgumentError(PARAMETER, repr(settings), "a JSON object")
+    refuse_unknown(PARAMETER, settings, FIELDS)
+    return settings
 
 
 @dataclass(frozen=True)
@@ -52,19 +76,7 @@ class ReuseRequest:
             overlapping range, an unknown method, a ratio outside [0, 1], or ``store`` without
             chunks.
         """
-        absent = cls(choice=config.choice, auto=config.auto)
-        if kv_transfer_params is None:
-            return absent
-        if not isinstance(kv_transfer_params, dict):
-            raise InvalidArgumentError(
-                "kv_transfer_params", repr(kv_transfer_params), "a JSON object"
-            )
-        settings = kv_transfer_params.get(PARAMETER)
-        if settings is None:
-            return absent
-        if not isinstance(settings, dict):
-            raise InvalidArgumentError(PARAMETER, repr(settings), "a JSON object")
-        refuse_unknown(PARAMETER, settings, (*METHOD_FIELDS, "chunks", "store", "auto"))
+        settings = parameters_of(kv_transfer_params)
         chunks = _parse_chunks(settings.get("chunks", []), prompt_tokens)
         for flag in ("store", "auto"):
             if not isinstance(settings.get(flag, False), bool):

@@ -16,9 +16,16 @@ from phasekv import _core
 from phasekv.errors import UnsupportedError
 from phasekv.memory.disk import DiskTier
 from phasekv.memory.keys import ModelIdentity, chunk_key
+from phasekv.memory.session_files import SessionFiles
+from phasekv.memory.session_store import SessionStore
 from phasekv.memory.store import ChunkStore
+from phasekv.vllm import active
 from phasekv.vllm.config import PhaseKVConfig
 from phasekv.vllm.decoder_hooks import DecoderHooks
+from phasekv.vllm.eviction.ledger import EvictionLedger
+from phasekv.vllm.eviction.markers import markers_of
+from phasekv.vllm.eviction.sessions import SessionLedger
+from phasekv.vllm.eviction.worker import EvictionWorker
 from phasekv.vllm.layout_check import check_layout
 from phasekv.vllm.plan import StoredContent
 from phasekv.vllm.planner import ReusePlanner
@@ -28,7 +35,7 @@ from phasekv.vllm.worker import ReuseWorker
 
 SETTINGS_KEY = "phasekv"
 
-_model: Any = None
+_runner: Any = None
 
 
 def settings_of(additional_config: Any) -> object | None:
@@ -36,10 +43,21 @@ def settings_of(additional_config: Any) -> object | None:
     return additional_config.get(SETTINGS_KEY) if isinstance(additional_config, dict) else None
 
 
-def model_loaded(model: Any) -> None:
+def config_of(vllm_config: Any) -> PhaseKVConfig:
+    """The validated settings of an engine; its defaults if PhaseKV is not asked for."""
+    settings = settings_of(vllm_config.additional_config)
+    return PhaseKVConfig() if settings is None else PhaseKVConfig.parse(settings)
+
+
+def model_loaded(runner: Any) -> None:
     """Called by the model runner when its weights are there, before it makes the cache."""
-    global _model
-    _model = model
+    global _runner
+    _runner = runner
+
+
+def loaded_config() -> Any:
+    """vLLM's configuration in a process whose model is loaded, else None."""
+    return None if _runner is None else _runner.vllm_config
 
 
 def identity_of(vllm_config: Any) -> ModelIdentity:
@@ -80,7 +98,7 @@ def _weights_fingerprint(model_config: Any) -> str:
 
 def build_planner(vllm_config: Any) -> ReusePlanner:
     """The scheduler side. Chunks that are on disk already can be found by content at once."""
-    config = PhaseKVConfig.parse(settings_of(vllm_config.additional_config))
+    config = config_of(vllm_config)
     identity = identity_of(vllm_config)
     planner = ReusePlanner(config, identity, vllm_config.cache_config.block_size)
     disk = _disk_tier(config, identity, rank=0)
@@ -102,11 +120,11 @@ def build_worker(vllm_config: Any, kv_caches: dict[str, torch.Tensor]) -> ReuseW
     UnsupportedError
         For a model, rotary embedding or block layout that is not exactly as expected.
     """
-    if _model is None:
+    if _runner is None:
         raise UnsupportedError("model runner", "unknown", "a runner whose load_model is hooked")
-    config = PhaseKVConfig.parse(settings_of(vllm_config.additional_config))
+    config = config_of(vllm_config)
     model_config = vllm_config.model_config
-    hooks = DecoderHooks(_model)
+    hooks = DecoderHooks(_runner.model)
     dtype = next(iter(kv_caches.values())).dtype
     parameters = rope_parameters_of(model_config.hf_text_config, hooks.rotary_module)
     rope = rope_of(parameters)
@@ -124,6 +142,54 @@ def build_worker(vllm_config: Any, kv_caches: dict[str, torch.Tensor]) -> ReuseW
         _disk_tier(config, identity_of(vllm_config), rank=group.rank_in_group),
     )
     return ReuseWorker(hooks, rope, store, layers, block_size, dtype, Ranks(group, copies))
+
+
+def build_ledger(vllm_config: Any) -> EvictionLedger | None:
+    """The scheduler side of eviction; None where nothing is evicted."""
+    eviction = config_of(vllm_config).eviction
+    return None if eviction is None else EvictionLedger(eviction)
+
+
+def build_session_ledger(vllm_config: Any) -> SessionLedger | None:
+    """The scheduler side of sessions; None where nothing is evicted."""
+    config = config_of(vllm_config)
+    if config.eviction is None:
+        return None
+    ranks = range(vllm_config.parallel_config.tensor_parallel_size)
+    files = [_session_files(config, rank) for rank in ranks]
+    return SessionLedger(identity_of(vllm_config), [file for file in files if file is not None])
+
+
+def _session_files(config: PhaseKVConfig, rank: int) -> SessionFiles | None:
+    if config.session_directory is None:
+        return None
+    return SessionFiles(config.session_directory, rank)
+
+
+def build_eviction_worker(
+    vllm_config: Any, kv_caches: dict[str, torch.Tensor]
+) -> EvictionWorker | None:
+    """The worker side of eviction; None where nothing is evicted."""
+    config = config_of(vllm_config)
+    if config.eviction is None:
+        active.set_evictions(None)
+        return None
+    layers, _ = _layers(vllm_config, kv_caches)
+    attention = next(iter(vllm_config.compilation_config.static_forward_context.values()))
+    kv = next(iter(layers.values()))[1]
+    evictor = _core.Evictor(
+        layers=len(layers),
+        query_heads=attention.impl.num_heads,
+        kv=kv,
+        scale=attention.impl.scale,
+    )
+    markers = markers_of(vllm_config.model_config, config.phases)
+    files = _session_files(config, get_tp_group().rank_in_group)
+    sessions = SessionStore(config.session_bytes, files)
+    dtype = next(iter(kv_caches.values())).dtype
+    worker = EvictionWorker(_runner, evictor, config.eviction, layers, sessions, dtype, markers)
+    active.set_evictions(worker)
+    return worker
 
 
 def _layers(

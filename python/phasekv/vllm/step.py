@@ -32,17 +32,20 @@ class Batch:
     slots : torch.Tensor
         int64 [rows].
     positions : torch.Tensor
-        int64 [rows]: index of each row's token in its request.
+        int64 [rows]: index of each row's token in its request's line of the block table.
     requests : torch.Tensor
         int32 [rows]: index into ``block_table``, non-decreasing.
     block_table : torch.Tensor
         int32 [requests, blocks].
+    first_held : torch.Tensor
+        int64 [requests]: the request's token at which its line of the block table begins.
     """
 
     slots: torch.Tensor
     positions: torch.Tensor
     requests: torch.Tensor
     block_table: torch.Tensor
+    first_held: torch.Tensor
 
     @property
     def rows(self) -> int:
@@ -191,6 +194,10 @@ class ReuseStep:
             scale=scale,
             out=out[: len(rows)],
         )
+
+    def query_rows(self, layer: int) -> torch.Tensor:
+        """Where each row of the batch stands in the queries of ``layer``; -1: nowhere. int64."""
+        return self._entered_index if layer <= CHECK_LAYER else self._active_index
 
     def charge(self, rows: CachedRows, layers: int) -> int:
         """(layer, cached token) pairs that this step recomputes for one request."""

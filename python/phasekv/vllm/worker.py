@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,7 +110,16 @@ class ReuseWorker:
         """Whether this worker's reports are the ones that count."""
         return self._ranks.is_first
 
-    def begin_step(self, plan: StepReuse, forward_context: Any) -> None:
+    @property
+    def reused_rows(self) -> torch.Tensor | None:
+        """Rows of the running step's batch that stand in reused chunks, int64; None: no chunk."""
+        if self._step is None:
+            return None
+        return torch.cat([cached.rows for cached in self._step.cached])
+
+    def begin_step(
+        self, plan: StepReuse, forward_context: Any, first_held: Sequence[int] = ()
+    ) -> None:
         """Look up this step's chunks and, where some are found, set the model up to reuse them.
 
         Parameters
@@ -118,12 +128,15 @@ class ReuseWorker:
             From the scheduler.
         forward_context : vllm ForwardContext
             Of the forward pass that is about to run.
+        first_held : sequence of int
+            For each request of the batch, the token at which its line of the block table begins,
+            where eviction holds a window; empty: 0 for all.
         """
         for request_id in plan.released:
             self._release(request_id)
         if not plan.requests or forward_context.attn_metadata is None:
             return
-        self._batch, starts = self._view(forward_context)
+        self._batch, starts = self._view(forward_context, first_held)
         self._scheduled = self._locate(plan.requests, starts)
         cached = []
         for scheduled in self._scheduled:
@@ -138,14 +151,20 @@ class ReuseWorker:
         forward_context.skip_compiled = True
         active.begin(self._step, self._layers)
 
-    def end_step(self) -> None:
-        """Account for the step, store chunks that are complete, and let go of everything."""
+    def end_step(self, moved: Collection[str] = ()) -> None:
+        """Account for the step, store chunks that are complete, and let go of everything.
+
+        Parameters
+        ----------
+        moved : collection of str
+            Requests whose keys eviction has moved: their tokens do not lie where they were written.
+        """
         active.end()
         self._hooks.remove()
         try:
             for scheduled in self._scheduled:
                 self._report(scheduled)
-                self._store_complete(scheduled)
+                self._store_complete(scheduled, scheduled.request.request_id in moved)
         finally:
             self._scheduled = []
             self._step = None
@@ -162,7 +181,7 @@ class ReuseWorker:
         gone, self._gone = self._gone, []
         return stored, gone
 
-    def _view(self, forward_context: Any) -> tuple[Batch, list[int]]:
+    def _view(self, forward_context: Any, first_held: Sequence[int]) -> tuple[Batch, list[int]]:
         name = next(iter(self._layers))
         metadata = forward_context.attn_metadata[name]
         starts = metadata.query_start_loc.to(torch.int64)
@@ -176,6 +195,7 @@ class ReuseWorker:
             positions=positions,
             requests=requests.to(torch.int32),
             block_table=metadata.block_table.to(torch.int32),
+            first_held=torch.tensor(list(first_held) or [0] * len(lengths)),
         )
         return batch, starts.tolist()
 
@@ -190,7 +210,7 @@ class ReuseWorker:
             row = row_of.get(request.first_slot)
             if row is None:
                 raise AssertionError(f"request {request.request_id} is not in this step's batch")
-            begin = int(self._batch.positions[starts[row]])
+            begin = int(self._batch.positions[starts[row]] + self._batch.first_held[row])
             located.append(
                 _Scheduled(request, row, starts[row], begin, begin + starts[row + 1] - starts[row])
             )
@@ -278,12 +298,19 @@ class ReuseWorker:
                 report.probes += int(rows.probe.sum())
                 report.charged += self._step.charge(rows, self.num_layers)
 
-    def _store_complete(self, scheduled: _Scheduled) -> None:
+    def _store_complete(self, scheduled: _Scheduled, moved: bool) -> None:
         assert self._batch is not None
         plan = scheduled.request.plan
         held = self._held[scheduled.request.request_id]
         complete = [planned for planned in held.to_store if planned.end <= scheduled.end]
         held.to_store = [planned for planned in held.to_store if planned.end > scheduled.end]
+        if moved:
+            report = self._reports[scheduled.request.request_id]
+            for planned in complete:
+                report.missed[planned.begin, planned.end] = (
+                    f"{held.missed[planned]}, and evicted from before it could be"
+                )
+            return
         for planned in complete:
             # Where only some ranks lack it all replace it: halves must come from one encoding.
             self._store(scheduled, planned, plan.replace or planned.key in held.uneven)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from eviction_reference import POLICIES, EvictingReference
 from tiny_models import random_tokens
 
 pytestmark = pytest.mark.engine
@@ -91,10 +92,15 @@ def test_exact_reuse_survives_chunked_prefill(start_engine):
         assert_same(answer, expected)
 
 
-def test_default_compilation(start_engine):
+def test_default_compilation(start_engine, model_folder):
     """Without enforce_eager: reuse steps bypass the compiled graph, all others use it."""
-    engine = start_engine(enforce_eager=False)
-    before, chunk, after = random_tokens(40, 51), random_tokens(96, 52), random_tokens(30, 53)
+    engine = start_engine(
+        phasekv={"eviction": {"budget": 512, "stride": 32}},
+        enforce_eager=False,
+        max_num_batched_tokens=128,
+        worker_extension_cls="survivor_probe.SurvivorProbe",
+    )
+    before, chunk, after = random_tokens(40, 51), random_tokens(50, 52), random_tokens(30, 53)
     engine.store(chunk, before)
     tokens = before + chunk + after
     expected = engine.one(tokens, max_tokens=8)
@@ -103,5 +109,20 @@ def test_default_compilation(start_engine):
         {"method": "phaseshift", "ratio": 0.0},
         {"method": "agentkvshift", "ratio": 1.0},
     ):
-        assert_same(engine.one(tokens, max_tokens=8, chunks=[[40, 136]], **setting), expected)
+        assert_same(engine.one(tokens, max_tokens=8, chunks=[[40, 90]], **setting), expected)
     assert_same(engine.one(tokens, max_tokens=8), expected, tolerance=0)
+
+    engine.llm.collective_rpc("watch_survivors")
+    tokens = random_tokens(300, 54)
+    answer = engine.one(tokens, max_tokens=40, eviction={"policy": "agentkv", "budget": 128})
+    ((events,),) = (recorded.values() for recorded in engine.llm.collective_rpc("survivors"))
+    survivors = [[torch.tensor(layer).view(2, -1) for layer in event] for event in events]
+    logprobs = EvictingReference(str(model_folder())).run_window(
+        tokens + answer.tokens,
+        [128, 256, *range(300, 340)],
+        128,
+        32,
+        POLICIES["agentkv"],
+        survivors,
+    )
+    torch.testing.assert_close(answer.logprobs, logprobs[2:].float(), atol=1e-3, rtol=0)

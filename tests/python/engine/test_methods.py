@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import Reference, Setting
-from tiny_models import random_tokens
+from reference import Setting
+from reuse_case import ReuseCase
 
 pytestmark = pytest.mark.engine
 
@@ -30,32 +30,10 @@ SETTINGS = [
 ]
 
 
-class Case:
-    """Three notes in an order other than the one they were encoded in, and a question."""
-
-    def __init__(self, engine, folder, seed):
-        self.engine = engine
-        self.reference = Reference(str(folder))
-        notes = [random_tokens(count, seed + i) for i, count in enumerate((57, 96, 33))]
-        shared = random_tokens(20, seed + 10)
-        self.stored = []
-        for before, note in zip(([], shared, shared), notes, strict=True):
-            engine.store(note, before)
-            encoded = self.reference.encode([*before, *note], len(before), len(before) + len(note))
-            self.stored.append(encoded)
-        self.tokens, self.ranges, self.cached = random_tokens(25, seed + 11), [], []
-        for index in (2, 0, 1):
-            begin = len(self.tokens)
-            self.tokens += notes[index]
-            self.ranges.append([begin, len(self.tokens)])
-            self.cached.append((begin, self.stored[index]))
-        self.tokens += random_tokens(18, seed + 12)
-
-
 @pytest.fixture(scope="module")
 def case(start_engine):
     engine = start_engine()
-    return Case(engine, engine.folder, seed=100)
+    return ReuseCase(engine, engine.folder, seed=100)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(map(str, s.values())))
@@ -94,7 +72,7 @@ def test_charged_ratio_counts_layers(case):
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3", "qwen3_moe"])
 def test_model_families(start_engine, family):
     engine = start_engine(family)
-    case = Case(engine, engine.folder, seed=200)
+    case = ReuseCase(engine, engine.folder, seed=200)
     for setting in (
         {"method": "phaseshift", "ratio": 0.2},
         {"method": "agentkvshift", "ratio": 0.2},
@@ -108,7 +86,7 @@ def test_model_families(start_engine, family):
 @pytest.mark.parametrize("rope", ["linear", "llama3", "yarn"])
 def test_rope_types(start_engine, rope):
     engine = start_engine(rope=rope)
-    case = Case(engine, engine.folder, seed=300)
+    case = ReuseCase(engine, engine.folder, seed=300)
     setting = {"method": "phaseshift", "ratio": 0.2}
     expected, _ = case.reference.run(case.tokens, case.cached, Setting(**setting))
     answer = engine.one(case.tokens, chunks=case.ranges, **setting)
@@ -117,7 +95,7 @@ def test_rope_types(start_engine, rope):
 
 def test_chunked_prefill_treats_each_step_as_a_segment(start_engine):
     engine = start_engine(max_num_batched_tokens=64, max_num_seqs=4)
-    case = Case(engine, engine.folder, seed=400)
+    case = ReuseCase(engine, engine.folder, seed=400)
     ends = [*range(64, len(case.tokens), 64), len(case.tokens)]
     for setting in ({"method": "phaseshift", "ratio": 0.2}, {"method": "epic", "ratio": 0.2}):
         expected, trace = case.reference.run(

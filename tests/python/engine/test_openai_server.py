@@ -108,6 +108,13 @@ def server(demo_model, tmp_path_factory):
         "--ratio",
         "0.2",
         "--auto",
+        "--budget",
+        "1024",
+        "--stride",
+        "128",
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+        "hermes",
     )
     try:
         server.wait()
@@ -165,7 +172,13 @@ def test_chat_finds_chunks_by_content(server):
 
 @pytest.mark.parametrize(
     ("parameters", "field"),
-    [({"chunks": [[0, 99999]]}, "chunks[0]"), ({"ratio": 7}, "ratio"), ({"sauce": 1}, "sauce")],
+    [
+        ({"chunks": [[0, 99999]]}, "chunks[0]"),
+        ({"ratio": 7}, "ratio"),
+        ({"sauce": 1}, "sauce"),
+        ({"eviction": {"budget": 2048}}, "budget"),
+        ({"eviction": {"budget": 200}}, "budget"),
+    ],
 )
 def test_bad_request_is_http_400(server, parameters, field):
     status, reply = server.post(
@@ -175,3 +188,46 @@ def test_bad_request_is_http_400(server, parameters, field):
     assert status == 400
     assert field in reply["error"]["message"]
     assert server.post("/v1/completions", {"prompt": "Hello", "max_tokens": 1})[0] == 200
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Read a file.",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+    },
+}
+
+
+def test_a_tool_using_chat_is_evicted_and_counted(server):
+    """The history holds a call and its result; the request gets a budget of its own."""
+    call = {
+        "id": "call-1",
+        "type": "function",
+        "function": {"name": "read_file", "arguments": json.dumps({"path": "notes.txt"})},
+    }
+    text = " ".join(f"Line {line} of the notes says {line * 7 % 31}." for line in range(60))
+    ask = {
+        "messages": [
+            {"role": "user", "content": "What do the notes say in line nine?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call-1", "content": text},
+            {"role": "user", "content": "Now tell me."},
+        ],
+        "tools": [TOOL],
+        "max_tokens": 4,
+        "kv_transfer_params": {
+            "phasekv": {"eviction": {"policy": "phase_balanced", "budget": 256}, "session": "notes"}
+        },
+    }
+    status, reply = server.post("/v1/chat/completions", ask)
+    assert status == 200, reply
+    report = reply["kv_transfer_params"]["phasekv"]
+    assert report["eviction"]["policy"] == "phase_balanced"
+    assert report["eviction"]["tokens_kept"] < 256 + 128 < report["eviction"]["tokens_seen"]
+    assert report["session"]["reason"] == "new session"
+    name = "vllm:phasekv_tokens_evicted_total"
+    lines = [line for line in server.get("/metrics").splitlines() if line.startswith(name)]
+    (line,) = [line for line in lines if 'policy="phase_balanced"' in line]
+    assert float(line.rsplit(" ", 1)[1]) == report["eviction"]["tokens_evicted"]

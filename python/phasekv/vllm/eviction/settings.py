@@ -1,0 +1,231 @@
+"""What the ``eviction`` object of the configuration, or of a request, may say; validated."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from phasekv._core import FunctionPolicy, Policy, Window, policy_names
+from phasekv.calibration import load_statistics
+from phasekv.errors import InvalidArgumentError
+from phasekv.vllm.fields import (
+    boolean,
+    integer,
+    optional_integer,
+    optional_number,
+    optional_text,
+    refuse_unknown,
+)
+
+FUNCTION = "function"
+"""Name of the policy that calls a Python function."""
+
+OPTIONS = (
+    "queries",
+    "sinks",
+    "recent",
+    "group",
+    "pooling",
+    "pooling_kernel",
+    "marker_queries",
+    "phase_quota",
+    "redundancy",
+)
+
+
+@dataclass(frozen=True)
+class EvictionChoice:
+    """A policy with its window and options.
+
+    Attributes
+    ----------
+    budget : int
+        B: tokens a request holds after an event; of the engine's own settings also the limit of
+        what a request may ask for. A multiple of the block size.
+    stride : int
+        Delta: an event comes at every multiple of it. A multiple of the block size; the engine's
+        own holds for all requests.
+    policy : str
+        One of ``phasekv.policies.names()``, or "function".
+    function : str or None
+        "module:name" of the Python function that scores, with policy "function".
+    compress_prompt : str
+        "chunk": a prompt is compressed whenever a scheduled chunk of it exceeds the window;
+        "end": only when it is complete (it must then fit into the cache).
+    queries, sinks, recent, group, pooling, pooling_kernel, marker_queries, phase_quota, redundancy
+        Options of the policy (``docs/eviction.md``); None is the policy's own definition.
+    calibration : str or None
+        File of ``phasekv calibrate``, for policy "triattention".
+    """
+
+    budget: int
+    stride: int = 128
+    policy: str = "agentkv"
+    function: str | None = None
+    compress_prompt: str = "chunk"
+    queries: int | None = None
+    sinks: int | None = None
+    recent: int | None = None
+    group: str | None = None
+    pooling: str | None = None
+    pooling_kernel: int | None = None
+    marker_queries: bool | None = None
+    phase_quota: float | None = None
+    redundancy: float | None = None
+    calibration: str | None = None
+
+    def build(self) -> Policy:
+        """The policy itself. Raises ``InvalidArgumentError`` naming the field that is wrong."""
+        if self.policy == FUNCTION:
+            return FunctionPolicy(
+                load_function(self.function),
+                queries=32 if self.queries is None else self.queries,
+                sinks=4 if self.sinks is None else self.sinks,
+                recent=0 if self.recent is None else self.recent,
+            )
+        options = {name: getattr(self, name) for name in OPTIONS}
+        statistics = None if self.calibration is None else load_statistics(self.calibration)
+        return Policy(
+            self.policy,
+            **options,
+            statistics=statistics if self.policy == "triattention" else None,
+        )
+
+    def window(self, prompt_tokens: int, computed: int = 0) -> Window:
+        """The window of a request whose first ``computed`` tokens come from a session."""
+        if self.compress_prompt == "chunk":
+            return Window(budget=self.budget, stride=self.stride)
+        return Window(
+            budget=self.budget, stride=self.stride, held_from=computed, held_until=prompt_tokens
+        )
+
+    def check(
+        self,
+        block_size: int,
+        max_model_len: int,
+    ) -> None:
+        """Raise ``InvalidArgumentError`` unless budget, stride and policy fit together."""
+        if self.policy == "triattention" and self.calibration is None:
+            raise InvalidArgumentError(
+                "calibration", "null", "a file of `phasekv calibrate`, for the policy triattention"
+            )
+        if self.policy == "full" and self.budget < max_model_len:
+            raise InvalidArgumentError(
+                "budget",
+                str(self.budget),
+                f"at least max_model_len, {max_model_len} tokens, for the policy full",
+            )
+        sinks, recent = self.build().protected_tokens(self.budget)
+        window = Window(budget=self.budget, stride=self.stride)
+        window.check(block_size=block_size, protected_tokens=sinks + recent)
+        if self.policy != "full" and self.budget < sinks + self.stride:
+            raise InvalidArgumentError(
+                "budget",
+                str(self.budget),
+                f"at least sinks + stride, {sinks} + {self.stride} tokens",
+            )
+
+
+FIELDS = tuple(field.name for field in fields(EvictionChoice))
+REQUEST_FIELDS = tuple(name for name in FIELDS if name not in ("stride", "calibration"))
+
+
+def parse_engine_choice(value: Any) -> EvictionChoice | None:
+    """The engine's ``eviction`` object; None leaves the cache as it is."""
+    if value is None:
+        return None
+    settings = _object(value)
+    refuse_unknown("eviction", settings, FIELDS)
+    if "budget" not in settings:
+        raise InvalidArgumentError("budget", "absent", "a number of tokens")
+    base = EvictionChoice(
+        budget=integer(settings, "budget", 0, 1), stride=integer(settings, "stride", 128, 1)
+    )
+    return _parse(settings, base)
+
+
+def parse_request_choice(value: Any, engine: EvictionChoice | None) -> EvictionChoice | None:
+    """A request's ``eviction`` object over the engine's settings.
+
+    A policy named anew starts from its own definition, not from the options of the default one.
+    """
+    if value is None:
+        return engine
+    if engine is None:
+        raise InvalidArgumentError(
+            "eviction", repr(value), "absent: this engine was started without eviction"
+        )
+    settings = _object(value)
+    refuse_unknown("eviction", settings, REQUEST_FIELDS)
+    budget = integer(settings, "budget", engine.budget, 1)
+    if budget > engine.budget:
+        raise InvalidArgumentError(
+            "budget", str(budget), f"at most the engine's {engine.budget} tokens"
+        )
+    if engine.compress_prompt == "chunk" and settings.get("compress_prompt", "chunk") != "chunk":
+        raise InvalidArgumentError(
+            "compress_prompt",
+            repr(settings["compress_prompt"]),
+            '"chunk", as the engine admits requests by their budget',
+        )
+    base = replace(engine, budget=budget)
+    if settings.get("policy", engine.policy) != engine.policy:
+        base = EvictionChoice(
+            budget=budget,
+            stride=engine.stride,
+            compress_prompt=engine.compress_prompt,
+            calibration=engine.calibration,
+        )
+    return _parse(settings, base)
+
+
+def _parse(settings: dict[str, Any], base: EvictionChoice) -> EvictionChoice:
+    policy = settings.get("policy", base.policy)
+    known = [*policy_names(), FUNCTION]
+    if policy not in known:
+        raise InvalidArgumentError("policy", repr(policy), "one of " + ", ".join(known))
+    compress = settings.get("compress_prompt", base.compress_prompt)
+    if compress not in ("chunk", "end"):
+        raise InvalidArgumentError("compress_prompt", repr(compress), '"chunk" or "end"')
+    return EvictionChoice(
+        budget=base.budget,
+        stride=base.stride,
+        policy=policy,
+        compress_prompt=compress,
+        function=optional_text(settings, "function", base.function),
+        queries=optional_integer(settings, "queries", 1, base.queries),
+        sinks=optional_integer(settings, "sinks", 0, base.sinks),
+        recent=optional_integer(settings, "recent", 0, base.recent),
+        group=optional_text(settings, "group", base.group),
+        pooling=optional_text(settings, "pooling", base.pooling),
+        pooling_kernel=optional_integer(settings, "pooling_kernel", 1, base.pooling_kernel),
+        marker_queries=(
+            boolean(settings, "marker_queries", True)
+            if settings.get("marker_queries") is not None
+            else base.marker_queries
+        ),
+        phase_quota=optional_number(settings, "phase_quota", base.phase_quota),
+        redundancy=optional_number(settings, "redundancy", base.redundancy),
+        calibration=optional_text(settings, "calibration", base.calibration),
+    )
+
+
+def load_function(name: str | None) -> Any:
+    """The function that "module:name" names."""
+    module, separator, attribute = (name or "").partition(":")
+    if not separator:
+        raise InvalidArgumentError("function", repr(name), '"module:name" of a function')
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgumentError("function", repr(name), f"importable ({error})") from None
+    if not callable(function):
+        raise InvalidArgumentError("function", repr(name), "a function")
+    return function
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidArgumentError("eviction", repr(value), "a JSON object")
+    return value
