@@ -23,8 +23,11 @@ def main() -> None:
 
 def fill(text: str) -> str:
     """The page with each table between ``<!-- NAME -->`` and ``<!-- end -->`` made anew."""
-    for name, make in TABLES.items():
-        result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    for name, (file, make) in TABLES.items():
+        path = RESULTS / file
+        if not path.exists():
+            continue
+        result = json.loads(path.read_text(encoding="utf-8"))
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not pattern.search(text):
             raise ValueError(f"no table {name} in {PAGE}")
@@ -87,9 +90,92 @@ def fidelity_table(result: dict[str, Any]) -> str:
     return table_of(header, rows)
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "prefill": prefill_table,
-    "fidelity": fidelity_table,
+def eviction_fidelity_table(result: dict[str, Any]) -> str:
+    """Distance from full KV for each policy and budget."""
+    header = ["policy", "B", "trajectories", "KL (95 % interval)", "KL think", "KL act"]
+    rows = [
+        [
+            f"`{row['setting']}`",
+            str(row["budget"]),
+            str(row["trajectories"]),
+            interval_of(row["kl"]),
+            *("" if row[name] is None else f"{row[name]['mean']:.3f}" for name in PHASE_FIELDS),
+            f"{row['top1']['mean']:.3f}",
+            f"{row['nll']['mean']:.3f}",
+        ]
+        for row in sorted(result["rows"], key=lambda row: int(row["budget"]))
+    ]
+    return table_of([*header, "top-1", "NLL"], rows)
+
+
+def eviction_differences_table(result: dict[str, Any]) -> str:
+    """Every policy minus AgentKV, trajectory by trajectory."""
+    header = ["policy", "B", "KL minus `agentkv`'s (95 % interval)", "closer on", "top-1", "NLL"]
+    rows = [
+        [
+            f"`{line['first']}`",
+            str(line["budget"]),
+            interval_of(line["kl"], "+"),
+            f"{line['closer']} of {line['trajectories']}",
+            interval_of(line["top1"], "+"),
+            interval_of(line["nll"], "+"),
+        ]
+        for line in sorted(result["differences"], key=lambda line: int(line["budget"]))
+    ]
+    return table_of(header, rows)
+
+
+def interval_of(estimate: dict[str, float], sign: str = "") -> str:
+    """A mean with its interval; ``sign`` "+" shows the sign of every number."""
+    mean, low, high = (f"{estimate[name]:{sign}.3f}" for name in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
+
+
+def throughput_table(result: dict[str, Any]) -> str:
+    """Throughput of sessions relative to plain vLLM, with its range over rounds."""
+    header = ["policy", "B", "pool", "ratio", "range", "output tokens/s", "preemptions"]
+    rows = [
+        [
+            f"`{row['policy']}`",
+            "" if row["budget"] is None else str(row["budget"]),
+            row["pool"],
+            f"{row['throughput_ratio']:.2f}",
+            f"{row['throughput_ratio_spread'][0]:.2f} to {row['throughput_ratio_spread'][1]:.2f}",
+            f"{row['tokens_per_s']:.1f}",
+            f"{row['preemptions']:g}",
+        ]
+        for row in result["rows"]
+    ]
+    return table_of(header, rows)
+
+
+def overhead_table(result: dict[str, Any]) -> str:
+    """Shares of decoding time that eviction takes."""
+    header = ["policy", "B", "Δ", "sessions", "scoring", "compaction", "both", "with collecting"]
+    rows = [
+        [
+            f"`{row['policy']}`",
+            str(row["budget"]),
+            str(row["stride"]),
+            str(row["sessions"]),
+            f"{row['scoring_seconds'] / row['decode_seconds']:.2%}",
+            f"{row['compacting_seconds'] / row['decode_seconds']:.2%}",
+            f"{row['share']:.2%}",
+            f"{row['share_with_collecting']:.2%}",
+        ]
+        for row in result["overhead"]
+    ]
+    return table_of(header, rows)
+
+
+PHASE_FIELDS = ("kl_think", "kl_act")
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "prefill": ("prefill.json", prefill_table),
+    "fidelity": ("fidelity.json", fidelity_table),
+    "eviction_fidelity": ("eviction_fidelity.json", eviction_fidelity_table),
+    "eviction_differences": ("eviction_fidelity.json", eviction_differences_table),
+    "throughput": ("throughput.json", throughput_table),
+    "eviction_overhead": ("throughput.json", overhead_table),
 }
 
 

@@ -1,22 +1,11 @@
 """``benchmarks/fidelity.py`` and its plot with a stand-in engine."""
 
 import argparse
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
+from benchmark_scripts import load
 from fake_engine import FakeEngine
-
-from commands import REPOSITORY
-
-
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, REPOSITORY / "benchmarks" / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 CONVERSATION = {
     "sample_id": "conv-1",
@@ -38,7 +27,7 @@ CONVERSATION = {
 
 @pytest.fixture
 def result(tmp_path, monkeypatch):
-    fidelity = load(Path("fidelity.py"))
+    fidelity = load("fidelity.py")
     monkeypatch.setattr(fidelity, "MemoryEngine", FakeEngine)
     locomo = tmp_path / "locomo.json"
     locomo.write_text(json.dumps([CONVERSATION]))
@@ -97,7 +86,7 @@ def test_no_text_of_the_data_set_is_written(result):
 
 
 def test_plot(result, tmp_path):
-    plots = load(Path("plots/fidelity.py"))
+    plots = load("plots/fidelity.py")
     picture = tmp_path / "fidelity.png"
     plots.draw(result).savefig(picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
