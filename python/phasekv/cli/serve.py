@@ -78,7 +78,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     eviction.add_argument(
         "--budget", type=int, help="tokens a request holds; turns eviction on, and is its limit"
     )
-    eviction.add_argument("--policy", help="eviction policy (default: agentkv)")
+    eviction.add_argument("--policy", help="eviction policy (default: phase_balanced)")
     eviction.add_argument("--stride", type=int, help="tokens between two events (default: 128)")
     eviction.add_argument("--compress-prompt", help="chunk or end: when a prompt is compressed")
     eviction.add_argument("--calibration", help="file of `phasekv calibrate`, for triattention")

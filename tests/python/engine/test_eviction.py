@@ -162,6 +162,28 @@ def test_a_prompt_longer_than_the_pool_is_served(start_engine):
     assert alone.report["eviction"]["compactions"] > 0
 
 
+def test_preempted_requests_begin_anew(start_engine):
+    """What a preempted request computes again depends on the schedule; that it ends does not."""
+    engine = start_engine(
+        phasekv={"eviction": {"budget": 256, "stride": STRIDE}},
+        max_num_batched_tokens=64,
+        num_gpu_blocks_override=17,
+        max_num_seqs=4,
+        max_model_len=448,
+        disable_log_stats=False,
+    )
+    first = engine.one(random_tokens(50, 90), max_tokens=300)
+    prompts = [{"tokens": random_tokens(50, seed)} for seed in range(91, 95)]
+    answers = engine.ask(prompts, max_tokens=300)
+    assert engine.metric("vllm:num_preemptions") > 0
+    for answer in answers:
+        assert len(answer.tokens) == 300
+        assert bool(answer.logprobs.isfinite().all())
+        assert answer.report["eviction"]["tokens_seen"] == 349
+    again = engine.one(random_tokens(50, 90), max_tokens=300)
+    assert torch.equal(again.logprobs, first.logprobs)
+
+
 def test_the_prompt_may_be_compressed_at_its_end(start_engine, reference):
     engine = start_engine(
         phasekv={"eviction": {"budget": BUDGET, "stride": STRIDE, "compress_prompt": "end"}},

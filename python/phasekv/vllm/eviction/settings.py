@@ -61,7 +61,7 @@ class EvictionChoice:
 
     budget: int
     stride: int = 128
-    policy: str = "agentkv"
+    policy: str = "phase_balanced"
     function: str | None = None
     compress_prompt: str = "chunk"
     queries: int | None = None
