@@ -142,7 +142,7 @@ def test_help_lists_the_commands(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    assert all(name in text for name in ("serve", "demo", "info", "convert"))
+    assert all(name in text for name in ("serve", "demo", "info", "calibrate", "convert"))
 
 
 def test_module_and_version():

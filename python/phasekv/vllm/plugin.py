@@ -64,7 +64,7 @@ def _wrap_configuration() -> None:
 
     from phasekv.vllm.compatibility import check_engine_config
     from phasekv.vllm.config import PhaseKVConfig
-    from phasekv.vllm.setup import settings_of
+    from phasekv.vllm.setup import calibration_of, settings_of
 
     original = EngineArgs.create_engine_config
 
@@ -82,6 +82,7 @@ def _wrap_configuration() -> None:
             phasekv.eviction.check(
                 config.cache_config.block_size, config.model_config.max_model_len
             )
+            calibration_of(config)
         return config
 
     EngineArgs.create_engine_config = create_engine_config

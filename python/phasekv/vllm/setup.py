@@ -13,6 +13,7 @@ from vllm.distributed import get_tp_group
 from vllm.model_executor.models.utils import extract_layer_index
 
 from phasekv import _core
+from phasekv.calibration import Calibration, load_calibration
 from phasekv.errors import UnsupportedError
 from phasekv.memory.disk import DiskTier
 from phasekv.memory.keys import ModelIdentity, chunk_key
@@ -187,9 +188,34 @@ def build_eviction_worker(
     files = _session_files(config, get_tp_group().rank_in_group)
     sessions = SessionStore(config.session_bytes, files)
     dtype = next(iter(kv_caches.values())).dtype
-    worker = EvictionWorker(_runner, evictor, config.eviction, layers, sessions, dtype, markers)
+    calibration = calibration_of(vllm_config)
+    statistics = None
+    if calibration is not None:
+        heads = attention.impl.num_heads
+        begin = get_tp_group().rank_in_group * heads
+        statistics = calibration.of_heads(begin, begin + heads).statistics
+    worker = EvictionWorker(
+        _runner, evictor, config.eviction, layers, sessions, dtype, markers, statistics
+    )
     active.set_evictions(worker)
     return worker
+
+
+def calibration_of(vllm_config: Any) -> Calibration | None:
+    """The engine's calibration, which must be of its model; None where none is named.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the file cannot be read or was measured on another model.
+    """
+    eviction = config_of(vllm_config).eviction
+    if eviction is None or eviction.calibration is None:
+        return None
+    calibration = load_calibration(eviction.calibration)
+    text = vllm_config.model_config.hf_text_config
+    calibration.check_model(identity_of(vllm_config), text.num_attention_heads)
+    return calibration
 
 
 def _layers(

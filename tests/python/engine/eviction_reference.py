@@ -45,6 +45,7 @@ class Event:
     seen: int
     budget: int
     scale: float
+    layer: int
 
 
 Score = Callable[[Event], torch.Tensor]
@@ -180,6 +181,37 @@ def r_kv(event: Event, window: int = 8, share: float = 0.93) -> torch.Tensor:
     return (1 - share) * scores - share * redundancy
 
 
+def triattention(reference: Reference, mean_query: torch.Tensor, mean_norm: torch.Tensor) -> Score:
+    """The published sum over offsets, from unrotated keys and their positions.
+
+    ``mean_query`` is complex [layers, query heads, pairs], ``mean_norm`` real; halves are paired.
+    """
+    mean_query, mean_norm = mean_query.to(torch.complex128), mean_norm.double()
+
+    def score(event: Event) -> torch.Tensor:
+        first, second = event.held.keys.chunk(2, dim=-1)
+        positions = event.held.positions[..., None].double()
+        angles = positions * reference.frequencies
+        keys = torch.complex(first, second) * torch.polar(torch.ones_like(angles), -angles)
+        keys = keys / reference.magnitude
+        group = mean_query.shape[1] // keys.shape[1]
+        keys = keys.repeat_interleave(group, dim=1)
+        positions = positions.repeat_interleave(group, dim=1)
+        query, norm = mean_query[event.layer], mean_norm[event.layer]
+        angle = (query * keys.conj()).angle()
+        total = torch.zeros(keys.shape[:2], dtype=torch.float64)
+        for exponent in range(17):
+            distance = event.seen - positions + 2**exponent
+            cosine = torch.cos(reference.frequencies * distance + angle)
+            total += (query.abs() * keys.abs() * cosine).sum(-1) / 17
+        total += ((norm - query.abs()) * keys.abs()).sum(-1)
+        total *= reference.magnitude**2
+        total = (total - total.mean(0)) / total.std(0, correction=0).clamp(min=1e-6)
+        return total.unflatten(1, (-1, group)).amax(-1)
+
+    return score
+
+
 POLICIES = {
     "streaming_llm": ReferencePolicy(recency, sinks=4),
     "snapkv": ReferencePolicy(snapkv, recent=64, buffers=1, capacity=64),
@@ -259,7 +291,7 @@ class EvictingReference(Reference):
                 hidden = self.finish(layer, hidden, query, limits, held.keys, held.values)
                 self._buffer(held, policy, query, positions, phases)
                 if chosen is not None:
-                    event = Event(held, end, budget, 1 / math.sqrt(self.dim))
+                    event = Event(held, end, budget, 1 / math.sqrt(self.dim), index)
                     self._evict(event, policy, kept, chosen[index], tolerance)
             logits = self.model.lm_head(self.model.model.norm(hidden[-1:]))[0]
             logprobs.append(logits.log_softmax(-1))

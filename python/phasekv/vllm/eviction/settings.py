@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from phasekv._core import FunctionPolicy, Policy, Window, policy_names
+from phasekv._core import FunctionPolicy, Policy, TriattentionStatistics, Window, policy_names
 from phasekv.calibration import load_statistics
 from phasekv.errors import InvalidArgumentError
 from phasekv.vllm.fields import (
@@ -20,6 +20,9 @@ from phasekv.vllm.fields import (
 
 FUNCTION = "function"
 """Name of the policy that calls a Python function."""
+
+TRIATTENTION = "triattention"
+"""Name of the policy that needs a calibration."""
 
 OPTIONS = (
     "queries",
@@ -75,8 +78,14 @@ class EvictionChoice:
     redundancy: float | None = None
     calibration: str | None = None
 
-    def build(self) -> Policy:
-        """The policy itself. Raises ``InvalidArgumentError`` naming the field that is wrong."""
+    def build(self, statistics: TriattentionStatistics | None = None) -> Policy:
+        """The policy itself. Raises ``InvalidArgumentError`` naming the field that is wrong.
+
+        Parameters
+        ----------
+        statistics : TriattentionStatistics or None
+            Calibration of a worker's own query heads; None: of all, from the file.
+        """
         if self.policy == FUNCTION:
             return FunctionPolicy(
                 load_function(self.function),
@@ -85,12 +94,11 @@ class EvictionChoice:
                 recent=0 if self.recent is None else self.recent,
             )
         options = {name: getattr(self, name) for name in OPTIONS}
-        statistics = None if self.calibration is None else load_statistics(self.calibration)
-        return Policy(
-            self.policy,
-            **options,
-            statistics=statistics if self.policy == "triattention" else None,
-        )
+        if self.policy != TRIATTENTION:
+            return Policy(self.policy, **options)
+        if statistics is None and self.calibration is not None:
+            statistics = load_statistics(self.calibration)
+        return Policy(self.policy, **options, statistics=statistics)
 
     def window(self, prompt_tokens: int, computed: int = 0) -> Window:
         """The window of a request whose first ``computed`` tokens come from a session."""
@@ -106,7 +114,7 @@ class EvictionChoice:
         max_model_len: int,
     ) -> None:
         """Raise ``InvalidArgumentError`` unless budget, stride and policy fit together."""
-        if self.policy == "triattention" and self.calibration is None:
+        if self.policy == TRIATTENTION and self.calibration is None:
             raise InvalidArgumentError(
                 "calibration", "null", "a file of `phasekv calibrate`, for the policy triattention"
             )

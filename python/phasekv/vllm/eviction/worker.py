@@ -69,6 +69,8 @@ class EvictionWorker:
         Of the cache.
     markers : phasekv._core.MarkerAutomaton or None
         Tells phases from tokens; None: one phase for everything.
+    statistics : phasekv._core.TriattentionStatistics or None
+        Calibration of this worker's query heads.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class EvictionWorker:
         sessions: SessionStore,
         dtype: torch.dtype,
         markers: Any = None,
+        statistics: _core.TriattentionStatistics | None = None,
     ) -> None:
         self._runner = runner
         self._evictor = evictor
@@ -88,6 +91,7 @@ class EvictionWorker:
         self._sessions = sessions
         self._dtype = dtype
         self._markers = markers
+        self._statistics = statistics
         self._policies: dict[EvictionChoice, _core.Policy] = {}
         self._requests: dict[str, _Request] = {}
         self._names: dict[int, str] = {}
@@ -319,5 +323,5 @@ class EvictionWorker:
     def _policy(self, choice: EvictionChoice) -> _core.Policy:
         policy = self._policies.get(choice)
         if policy is None:
-            policy = self._policies[choice] = choice.build()
+            policy = self._policies[choice] = choice.build(self._statistics)
         return policy
