@@ -24,7 +24,7 @@ class EvictionLedger:
         self._engine_choice = engine_choice
         self._choices: dict[str, EvictionChoice] = {}
         self._reports: dict[str, EvictionReport] = {}
-        self._finished: dict[str, tuple[EvictionChoice, int, dict[str, object]]] = {}
+        self._finished: dict[str, tuple[EvictionChoice, int, int, dict[str, object]]] = {}
 
     def register(self, request: Any) -> EvictionChoice:
         """A request arrives; its parameters were validated when the front end accepted it."""
@@ -53,8 +53,8 @@ class EvictionLedger:
                 continue
             total.add(report)
             if request_id in self._finished:
-                choice, computed, response = self._finished[request_id]
-                response.update(total.as_response(choice, computed))
+                choice, computed, held, response = self._finished[request_id]
+                response.update(total.as_response(choice, computed, held))
         for request_id in self._finished:
             self._reports.pop(request_id, None)
         self._finished.clear()
@@ -66,10 +66,13 @@ class EvictionLedger:
         response is sent, so the returned dictionary is filled in by ``update``.
         """
         request_id = request.request_id
-        windows.forget(request_id)
         choice = self._choices.pop(request_id, self._engine_choice)
+        window = windows.of(request_id) or choice.window(request.num_prompt_tokens)
+        windows.forget(request_id)
         computed = request.num_computed_tokens
+        # Not what this request evicted: earlier turns of its session have done so too.
+        held = computed - window.start(computed)
         report = self._reports.get(request_id, EvictionReport())
-        response = report.as_response(choice, computed)
-        self._finished[request_id] = (choice, computed, response)
+        response = report.as_response(choice, computed, held)
+        self._finished[request_id] = (choice, computed, held, response)
         return response

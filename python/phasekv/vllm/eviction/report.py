@@ -45,15 +45,15 @@ class EvictionReport:
         self.kept_by_phase = later.kept_by_phase or self.kept_by_phase
         self.failure = self.failure or later.failure
 
-    def as_response(self, choice: EvictionChoice, computed: int) -> dict[str, object]:
-        """The ``eviction`` object of the response; ``computed`` is the logical length."""
+    def as_response(self, choice: EvictionChoice, computed: int, held: int) -> dict[str, object]:
+        """The ``eviction`` object of the response, with its logical and physical length."""
         response: dict[str, object] = {
             "policy": choice.policy,
             "budget": choice.budget,
             "stride": choice.stride,
             "compactions": self.compactions,
             "tokens_seen": computed,
-            "tokens_kept": computed - self.evicted_tokens,
+            "tokens_kept": held,
             "tokens_evicted": self.evicted_tokens,
             "blocks_freed": self.freed_blocks,
             "kept_by_phase": dict(self.kept_by_phase),
