@@ -59,8 +59,9 @@ model: install
 	@test -f "$(PHASEKV_DEMO_MODEL)/config.json" || { echo "==> Converting the demo model"; \
 	  phasekv convert --if-missing; }
 
-demo: model ## Run the memory demo and write its report
+demo: model ## Run the memory and the agent demo and write their report
 	@phasekv demo memory
+	@phasekv demo agent
 
 test: model ## Run the C++ and the Python tests
 	@status=0; $(MAKE) --no-print-directory test-cpp || status=1; \

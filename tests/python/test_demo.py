@@ -115,7 +115,7 @@ class Page(HTMLParser):
 def test_report_is_one_whole_page_that_needs_nothing_else(finished):
     output, _, result = finished
     html = (output / "report.html").read_text(encoding="utf-8")
-    assert html == report_html(result)
+    assert html == report_html({"memory": result})
     page = Page()
     page.feed(html)
     assert page.open == []

@@ -50,6 +50,55 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="folder for demo.json, the plot and the report (default: %(default)s)",
     )
     memory.set_defaults(run=run_memory)
+    _add_agent(demos)
+
+
+def _add_agent(demos: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    agent = demos.add_parser(
+        "agent",
+        help="an agent's trajectory under KV budgets, beside the full cache",
+        description="Replays a tool-using agent's trajectory through the OpenAI server, turn by "
+        "turn: once with the full KV cache, then under each budget. The agent's words are given; "
+        "what is compared is how likely the model finds them.",
+        allow_abbrev=False,
+    )
+    agent.add_argument("--model", type=Path, help="folder of a model (default: the demo model)")
+    agent.add_argument(
+        "--trajectory",
+        type=Path,
+        help="file with a trajectory as a JSON object on each line, instead of the one that comes "
+        "along",
+    )
+    agent.add_argument(
+        "--index", type=int, default=0, help="which of the file's (default: the first, 0)"
+    )
+    agent.add_argument("--policy", default="agentkv", help="eviction policy (default: %(default)s)")
+    agent.add_argument(
+        "--budgets",
+        type=int,
+        nargs="+",
+        default=[256, 512, 1024],
+        help="KV budgets in tokens (default: 256 512 1024)",
+    )
+    agent.add_argument(
+        "--stride", type=int, default=128, help="tokens from event to event (default: %(default)s)"
+    )
+    agent.add_argument(
+        "--turns", type=int, default=6, help="most turns of the agent (default: %(default)s)"
+    )
+    agent.add_argument(
+        "--max-tokens",
+        type=int,
+        default=4096,
+        help="where the trajectory is cut (default: %(default)s)",
+    )
+    agent.add_argument(
+        "--output",
+        type=Path,
+        default=Path("build/demo"),
+        help="folder for agent.json, the plot and the report (default: %(default)s)",
+    )
+    agent.set_defaults(run=run_agent)
 
 
 def run_memory(arguments: argparse.Namespace) -> int:
@@ -69,6 +118,29 @@ def run_memory(arguments: argparse.Namespace) -> int:
         ratio=arguments.ratio,
         encode=arguments.encode,
         answer_tokens=arguments.answer_tokens,
+        output=arguments.output,
+        say=say,
+    ).run()
+    return 0
+
+
+def run_agent(arguments: argparse.Namespace) -> int:
+    """Runs the agent demo; returns the exit status."""
+    from phasekv.demo.agent import AgentDemo
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    model = arguments.model if arguments.model is not None else ensure_demo_model(report=say)
+    AgentDemo(
+        model=model,
+        trajectory=arguments.trajectory,
+        index=arguments.index,
+        policy=arguments.policy,
+        budgets=tuple(arguments.budgets),
+        stride=arguments.stride,
+        turns=arguments.turns,
+        max_tokens=arguments.max_tokens,
         output=arguments.output,
         say=say,
     ).run()

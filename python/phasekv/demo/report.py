@@ -1,12 +1,13 @@
-"""Writes the memory demo's result as one HTML page that needs nothing else."""
+"""Writes the demos' results as one HTML file that needs nothing else, a page for each demo."""
 
 from __future__ import annotations
 
-from html import escape
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from phasekv.demo.plot import COLORS, memory_demo_svg
+from phasekv.demo import agent_page, memory_page
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -26,104 +27,46 @@ svg { width: 100%; height: auto; margin-top: 1rem; }
 details { border-bottom: 1px solid #e5e7eb; padding: .4rem 0; }
 summary { cursor: pointer; }
 summary .gold { color: #6b7280; }
+nav a { margin-right: 1.5rem; }
+section + section { margin-top: 4rem; }
 """
 
 
-def write_report(result: dict[str, Any], path: Path) -> None:
-    """Writes the page for ``result``, the content of ``demo.json``."""
-    path.write_text(report_html(result), encoding="utf-8")
+# A page's name, the file of its result, its title and what makes it.
+_PAGES: tuple[tuple[str, str, str, Callable[[dict[str, Any]], str]], ...] = (
+    ("memory", "demo.json", memory_page.TITLE, memory_page.memory_page),
+    ("agent", "agent.json", agent_page.TITLE, agent_page.agent_page),
+)
 
 
-def report_html(result: dict[str, Any]) -> str:
-    """The page as text."""
-    questions = "".join(_question(row) for row in result["questions"])
+def write_report(folder: Path) -> None:
+    """Writes ``report.html`` for the results of demos that are in the folder."""
+    results = {
+        name: json.loads((folder / file).read_text(encoding="utf-8"))
+        for name, file, _, _ in _PAGES
+        if (folder / file).exists()
+    }
+    (folder / "report.html").write_text(report_html(results), encoding="utf-8")
+
+
+def report_html(results: dict[str, dict[str, Any]]) -> str:
+    """The report as text; ``results`` by the demo's name."""
+    pages = [(name, title, make) for name, _, title, make in _PAGES if name in results]
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in pages)
+    navigation = f"<nav>{links}</nav>" if len(pages) > 1 else ""
+    body = "".join(
+        f'<section id="{name}">\n{make(results[name])}</section>\n' for name, _, make in pages
+    )
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>PhaseKV: memory demo</title>
+<title>PhaseKV: demo</title>
 <style>{_STYLE}</style>
 </head>
 <body>
-<h1>An agent's memory notes, encoded once and reused</h1>
-<p class="about">{_about(result)}</p>
-{_summary(result)}
-{memory_demo_svg(result)}
-<h2>What the columns say</h2>
-<p>First token: median time from the request to its first token. Speedup: full recompute's time over
-this one's, the median over the questions. Tokens: rows computed for a prompt, averaged over the
-layers. Charged: the share of the reused notes that was computed again. KL: the divergence of the
-next-token distributions from those of full recompute while the gold answer is given, in nats, with
-a 95&nbsp;% bootstrap interval. Top-1: how often the most likely token is the same. NLL: negative
-log-likelihood of the gold answer per token, in nats. F1: LoCoMo's score of the generated answer; a
-model this small answers badly whatever the method, so KL and NLL are what to compare by.</p>
-<h2>Questions</h2>
-{questions}
-</body>
+{navigation}
+{body}</body>
 </html>
 """
-
-
-def _about(result: dict[str, Any]) -> str:
-    machine = result["machine"]
-    return escape(
-        f"{result['model']} in vLLM on {machine['processor']} ({machine['cores']} cores, "
-        f"{machine['instruction_set']}). {len(result['questions'])} questions, each over "
-        f"{result['retrieved_notes']} of {result['notes']} notes ({result['data']}); "
-        f"recompute ratio r = {result['ratio']}; notes encoded "
-        + (
-            "after the prompts' common beginning, which was dropped."
-            if result["encode"] == "prefix"
-            else "alone."
-        )
-    )
-
-
-def _summary(result: dict[str, Any]) -> str:
-    rows = []
-    for method, row in result["methods"].items():
-        kl = row["kl"]
-        interval = f"[{kl['low']:.3f}, {kl['high']:.3f}]"
-        rows.append(
-            f"<tr>{_method(method)}<td>{row['first_token_seconds']:.2f} s</td>"
-            f"<td>{row['speedup']:.2f}&times;</td><td>{row['tokens_computed']:.0f}</td>"
-            f"<td>{row['charged_ratio']:.3f}</td>"
-            f"<td>{kl['mean']:.3f} <span class='range'>{interval}</span></td>"
-            f"<td>{row['top1']['mean']:.0%}</td><td>{row['nll']['mean']:.2f}</td>"
-            f"<td>{row['f1']['mean']:.2f}</td></tr>"
-        )
-    heads = ("First token", "Speedup", "Tokens", "Charged", "KL", "Top-1", "NLL", "F1")
-    return (
-        "<table><thead><tr><th>Method</th>"
-        + "".join(f"<th>{head}</th>" for head in heads)
-        + "</tr></thead><tbody>"
-        + "".join(rows)
-        + "</tbody></table>"
-    )
-
-
-def _question(row: dict[str, Any]) -> str:
-    body = "".join(
-        f"<tr>{_method(method)}<td class='text'>{escape(outcome['answer'] or '')}</td>"
-        f"<td>{_mean(outcome['first_token_seconds']):.2f} s</td>"
-        f"<td>{outcome['tokens_computed']:.0f}</td><td>{_mean(outcome['kl']):.3f}</td>"
-        f"<td>{_mean(outcome['top1']):.0%}</td></tr>"
-        for method, outcome in row["methods"].items()
-    )
-    return (
-        f"<details open><summary>{escape(row['question'])} "
-        f"<span class='gold'>({escape(row['gold'])})</span></summary>"
-        "<table><thead><tr><th>Method</th><th class='text'>Answer</th><th>First token</th>"
-        f"<th>Tokens</th><th>KL</th><th>Top-1</th></tr></thead><tbody>{body}</tbody></table>"
-        "</details>\n"
-    )
-
-
-def _method(name: str) -> str:
-    dot = f"<span class='dot' style='background:{COLORS[name]}'></span>"
-    return f"<td class='method'>{dot}{escape(name)}</td>"
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
