@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from phasekv.demo.plot import COLORS, FULL_RECOMPUTE
+from phasekv.demo.memory_plot import COLORS, FULL_RECOMPUTE
 
 TITLES = {
     "alone": "notes encoded alone",

@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from phasekv.demo.plot import COLORS
+from phasekv.demo.memory_plot import COLORS
 
 
 def main() -> None:
