@@ -1,6 +1,8 @@
 """What several test files share: the repository, an installed C++ prefix, the demo model."""
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,21 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 # OpenMP's threads wait for each other by spinning: two processes that each use all cores crawl.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_environment() -> Iterator[None]:
+    """Each test file leaves the environment as it found it, and so what vLLM remembers of it.
+
+    Commands and evaluation engines ask for an engine inside their own process; the engines of
+    another file that the same worker runs later must not inherit that.
+    """
+    found = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(found)
+    if "vllm.envs" in sys.modules:
+        sys.modules["vllm.envs"].disable_envs_cache()
 
 
 @pytest.fixture(scope="session")
