@@ -7,8 +7,8 @@ computed in the same chunks: KL divergence, top-1 agreement and negative log-lik
 
 The JSON is written after each trajectory; ``--resume`` completes it with what is missing, also with
 further policies, budgets and trajectories. Distributions differ by rounding only where no token was
-evicted yet, so those positions count at no budget. The share of future attention that survives is
-not measured: it needs the attention weights of the full run, which no engine keeps.
+evicted yet, so those positions count at no budget. ``future_attention`` is the share of the full
+run's attention, by the phase of the query, that falls on keys which the policy had kept.
 
 Example: python benchmarks/eviction_fidelity.py --data data/*.jsonl --max-tokens 2560 --json o.json
 """
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from phasekv._core import policy_names
+from phasekv.evaluation.future_attention import AttentionRecorder, HeldRecorder, kept_share
 from phasekv.evaluation.json_file import read_json
 from phasekv.evaluation.machine import describe_machine
 from phasekv.evaluation.replay import FULL, PolicySetting, ReplayEngine, first_evicted_row
@@ -234,11 +235,15 @@ def measure(
     firsts = {budget: first_evicted_row(budget, arguments.stride) for _, budget in todo}
     rows = one.rows(min(firsts.values()))
     tokens = one.labelled.tokens
-    full = engine.replay(tokens.tolist(), rows.tolist(), PolicySetting(FULL))
-    replays = {
-        key: engine.replay(tokens.tolist(), rows.tolist(), settings[key[0]][0], key[1])
-        for key in todo
-    }
+    attention = AttentionRecorder(one.labelled.phases, engine.scale)
+    full = engine.replay(tokens.tolist(), rows.tolist(), PolicySetting(FULL), observer=attention)
+    replays, shares = {}, {}
+    for key in todo:
+        kept = HeldRecorder()
+        replays[key] = engine.replay(
+            tokens.tolist(), rows.tolist(), settings[key[0]][0], key[1], observer=kept
+        )
+        shares[key] = kept_share(attention.steps, kept.held)
     hidden = {f"{name}@{budget}": replays[name, budget].hidden for name, budget in todo}
     scores = score_rows(
         engine.log_probs, full.hidden, {FULL: full.hidden, **hidden}, tokens[rows + 1]
@@ -262,6 +267,7 @@ def measure(
                     },
                     "tokens_kept": replay.report["tokens_kept"],
                     "kept_by_phase": replay.report["kept_by_phase"],
+                    "future_attention": None if name == FULL else shares[name, budget],
                     "seconds": replay.seconds,
                 }
             )

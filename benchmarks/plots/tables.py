@@ -102,10 +102,15 @@ def eviction_fidelity_table(result: dict[str, Any]) -> str:
             *("" if row[name] is None else f"{row[name]['mean']:.3f}" for name in PHASE_FIELDS),
             f"{row['top1']['mean']:.3f}",
             f"{row['nll']['mean']:.3f}",
+            *(
+                f"{row['future_attention'][phase]:.3f}" if phase in row["future_attention"] else ""
+                for phase in ("all", "think", "act")
+            ),
         ]
         for row in sorted(result["rows"], key=lambda row: int(row["budget"]))
     ]
-    return table_of([*header, "top-1", "NLL"], rows)
+    kept = ["attention kept", "by think", "by act"]
+    return table_of([*header, "top-1", "NLL", *kept], rows)
 
 
 def eviction_differences_table(result: dict[str, Any]) -> str:
@@ -133,7 +138,7 @@ def interval_of(estimate: dict[str, float], sign: str = "") -> str:
 
 def throughput_table(result: dict[str, Any]) -> str:
     """Throughput of sessions relative to plain vLLM, with its range over rounds."""
-    header = ["policy", "B", "pool", "ratio", "range", "output tokens/s", "preemptions"]
+    header = ["policy", "B", "pool", "ratio", "range", "output tokens/s", "preemptions", "evicting"]
     rows = [
         [
             f"`{row['policy']}`",
@@ -143,6 +148,7 @@ def throughput_table(result: dict[str, Any]) -> str:
             f"{row['throughput_ratio_spread'][0]:.2f} to {row['throughput_ratio_spread'][1]:.2f}",
             f"{row['tokens_per_s']:.1f}",
             f"{row['preemptions']:g}",
+            f"{row['eviction_share']:.1%}",
         ]
         for row in result["rows"]
     ]
@@ -168,12 +174,33 @@ def overhead_table(result: dict[str, Any]) -> str:
     return table_of(header, rows)
 
 
+def attend_rows_table(result: dict[str, Any]) -> str:
+    """One layer's attention: ours and vLLM's, with the share of the peak."""
+    header = ["attention", "tokens", "r", "rows", "ms", "GFLOP/s", "of peak", "vLLM's time ÷ ours"]
+    rows = [
+        [
+            f"`{row['name']}`" if row["name"] != "vllm" else "vLLM",
+            str(row["tokens"]),
+            f"{row['ratio']:g}",
+            str(row["rows"]),
+            f"{1e3 * row['seconds']:.1f}",
+            f"{row['gflops']:.0f}",
+            f"{row['share']:.2f}",
+            f"{row['speedup_over_vllm']:.2f}",
+        ]
+        for row in result["rows"]
+        if row["name"] != "torch.mm"
+    ]
+    return table_of(header, rows)
+
+
 PHASE_FIELDS = ("kl_think", "kl_act")
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "prefill": ("prefill.json", prefill_table),
     "fidelity": ("fidelity.json", fidelity_table),
     "eviction_fidelity": ("eviction_fidelity.json", eviction_fidelity_table),
     "eviction_differences": ("eviction_fidelity.json", eviction_differences_table),
+    "attend_rows": ("attend_rows.json", attend_rows_table),
     "throughput": ("throughput.json", throughput_table),
     "eviction_overhead": ("throughput.json", overhead_table),
 }

@@ -41,7 +41,7 @@ def draw(result: dict[str, Any]) -> Figure:
     settings, machine = result["settings"], result["machine"]
     figure.suptitle(
         f"{settings['sessions']} sessions of {settings['turns']} turns, "
-        f"{settings['layers']} layers of {result['model']}, {result['rounds']} rounds\n"
+        f"{settings['layers']} layers of {result['model']}, rounds: {result['rounds']}\n"
         f"{machine['processor']}, {machine['cores']} cores",
         fontsize=10,
     )
@@ -53,7 +53,7 @@ def draw_ratios(axes: Axes, rows: list[dict[str, Any]]) -> None:
     heights = [row["throughput_ratio"] for row in rows]
     ranges = [row["throughput_ratio_spread"] for row in rows]
     bars = axes.bar(
-        [f"{row['policy']}\n{row['pool']} pool" for row in rows],
+        [f"{row['policy'].replace('_', chr(10))}\n{row['pool']} pool" for row in rows],
         heights,
         yerr=[
             [height - low for height, (low, _) in zip(heights, ranges, strict=True)],

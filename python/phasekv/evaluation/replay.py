@@ -17,6 +17,8 @@ import torch
 from phasekv._core import Window
 from phasekv.evaluation.environment import prepare_environment
 from phasekv.evaluation.recorder import RowRecorder
+from phasekv.vllm import active
+from phasekv.vllm.eviction.worker import EvictionWorker, StepObserver
 
 FULL = "full"
 """The policy that evicts nothing."""
@@ -108,6 +110,17 @@ class ReplayEngine:
         self._requests = 0
 
     @property
+    def _evictions(self) -> EvictionWorker:
+        worker = active.evictions()
+        assert worker is not None
+        return worker
+
+    @property
+    def scale(self) -> float:
+        """What multiplies q.k before the softmax."""
+        return self._evictions.scale
+
+    @property
     def tokenizer(self) -> Any:
         """The model's Hugging Face tokenizer."""
         return self._llm.get_tokenizer()
@@ -123,10 +136,11 @@ class ReplayEngine:
         rows: Sequence[int],
         setting: PolicySetting,
         budget: int | None = None,
+        observer: StepObserver | None = None,
     ) -> Replay:
         """Run ``tokens`` as a prompt and keep the rows at the ascending positions ``rows``.
 
-        ``budget`` is in tokens; None is one that evicts nothing.
+        ``budget`` is in tokens; None is one that evicts nothing. ``observer`` looks on.
         """
         from vllm import SamplingParams
 
@@ -144,6 +158,7 @@ class ReplayEngine:
         engine = self._llm.llm_engine
         self._requests += 1
         last = None
+        self._evictions.observer = observer
         begin = time.perf_counter()
         with self._recorder.record(rows):
             engine.add_request(
@@ -153,6 +168,7 @@ class ReplayEngine:
                 for output in engine.step():
                     last = output
         seconds = time.perf_counter() - begin
+        self._evictions.observer = None
         if last is None:
             raise RuntimeError("the engine finished the request without a token")
         report = last.kv_transfer_params["phasekv"]["eviction"]

@@ -116,6 +116,7 @@ def summary_rows(
             for phase in ("think", "act"):
                 groups = _groups(runs, phase, "kl")
                 row[f"kl_{phase}"] = bootstrap_mean(groups).as_dict() if groups else None
+            row["future_attention"] = _mean_shares(runs)
             rows.append(row)
     return rows
 
@@ -163,6 +164,16 @@ def _groups(runs: Sequence[Mapping[str, Any]], phase: str, metric: str) -> list[
     return [
         np.full(run[phase]["rows"], run[phase][metric]) for run in runs if run[phase]["rows"] > 0
     ]
+
+
+def _mean_shares(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Mean over trajectories of the future attention kept, by the phase of the query."""
+    values: dict[str, list[float]] = {}
+    for run in runs:
+        for phase, share in (run.get("future_attention") or {}).items():
+            if share is not None:
+                values.setdefault(phase, []).append(share)
+    return {phase: float(np.mean(shares)) for phase, shares in values.items()}
 
 
 def _budgets(trajectories: Sequence[Mapping[str, Any]]) -> list[int]:

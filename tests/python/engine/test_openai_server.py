@@ -231,3 +231,39 @@ def test_a_tool_using_chat_is_evicted_and_counted(server):
     lines = [line for line in server.get("/metrics").splitlines() if line.startswith(name)]
     (line,) = [line for line in lines if 'policy="phase_balanced"' in line]
     assert float(line.rsplit(" ", 1)[1]) == report["eviction"]["tokens_evicted"]
+
+
+def test_a_chat_goes_on_with_its_new_messages_only(server, demo_model):
+    """What a template would leave out of the history stays: nothing is rendered anew."""
+    from transformers import AutoTokenizer
+
+    from phasekv.memory import render_new_messages
+
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    parameters = {"phasekv": {"session": "new messages only"}}
+    first = {
+        "messages": [{"role": "user", "content": "Name a colour."}],
+        "max_tokens": 12,
+        "return_token_ids": True,
+        "kv_transfer_params": parameters,
+    }
+    status, reply = server.post("/v1/chat/completions", first)
+    assert status == 200, reply
+    said = reply["choices"][0]["token_ids"]
+    ended = reply["choices"][0]["finish_reason"] == "stop"
+    new = render_new_messages(
+        tokenizer, [{"role": "user", "content": "And another?"}], turn_ended=ended
+    )
+    second = {"prompt": new, "max_tokens": 6, "logprobs": 0}
+    status, appended = server.post(
+        "/v1/completions",
+        {**second, "kv_transfer_params": {"phasekv": {**parameters["phasekv"], "append": True}}},
+    )
+    assert status == 200, appended
+    session = appended["kv_transfer_params"]["phasekv"]["session"]
+    # The last token of a turn is sampled and not computed yet.
+    assert session["resumed_tokens"] == len(reply["prompt_token_ids"]) + len(said) - 1
+    whole = {**second, "prompt": [*reply["prompt_token_ids"], *said, *new]}
+    status, plain = server.post("/v1/completions", whole)
+    assert status == 200, plain
+    assert appended["choices"][0]["text"] == plain["choices"][0]["text"]

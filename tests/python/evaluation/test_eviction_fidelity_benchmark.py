@@ -31,10 +31,11 @@ class FakeReplayEngine:
     def __init__(self, *_, stride, **__):
         self.tokenizer = ByteTokenizer()
         self.stride = stride
+        self.scale = 1.0
         self.calls = []
         engines.append(self)
 
-    def replay(self, tokens, rows, setting, budget=None):
+    def replay(self, tokens, rows, setting, budget=None, observer=None):
         self.calls.append((setting.policy, budget))
         shift = SHIFT[setting.policy] / (1 if budget is None else budget / 32)
         report = {"tokens_kept": budget or len(tokens), "kept_by_phase": {}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -45,6 +45,22 @@ class StepRow:
     begin: int
     end: int
     first_held: int
+
+
+class StepObserver(Protocol):
+    """Looks on while requests run, for measurements; it changes nothing."""
+
+    def layer(
+        self, layer: int, row: StepRow, query: torch.Tensor, kv: _core.PagedKV, blocks: torch.Tensor
+    ) -> None:
+        """A request's attention was computed in a layer, and none of its keys moved yet.
+
+        ``query`` is [tokens of the step, query heads, head size] after RoPE, ``blocks`` int32: the
+        request's block table, counted from position 0.
+        """
+
+    def step_ended(self, row: StepRow, positions: list[torch.Tensor]) -> None:
+        """A request's step is over; per layer, the positions of its held keys [kv heads, held]."""
 
 
 class EvictionWorker:
@@ -100,6 +116,12 @@ class EvictionWorker:
         self._block_table: torch.Tensor | None = None
         self._is_running = False
         self._reports: dict[str, EvictionReport] = {}
+        self.observer: StepObserver | None = None
+
+    @property
+    def scale(self) -> float:
+        """What multiplies q.k before the softmax."""
+        return self._evictor.scale
 
     @property
     def rows(self) -> list[StepRow]:
@@ -208,6 +230,13 @@ class EvictionWorker:
         if not self._is_running:
             return
         index, kv = self._layers[name]
+        if self.observer is not None and query_rows is None:
+            assert self._block_table is not None
+            for row in self._rows:
+                end_row = row.first_row + row.end - row.begin
+                self.observer.layer(
+                    index, row, query[row.first_row : end_row], kv, self._block_table[row.index]
+                )
         self._evictor.layer(index, query=query, kv=kv, query_rows=query_rows)
 
     def end_step(self) -> frozenset[str]:
@@ -230,6 +259,9 @@ class EvictionWorker:
                 failure=event.failure,
             )
             self._reports.setdefault(request_id, EvictionReport()).add(report)
+        if self.observer is not None:
+            for row in self._rows:
+                self.observer.step_ended(row, self._positions(row.request.number))
         return frozenset(
             row.request_id for row in self._rows if row.request.window.start(row.end) > 0
         )
@@ -297,6 +329,12 @@ class EvictionWorker:
             _core.scatter_blocks(rows=session.keys[index], slots=slots, blocks=kv.key)
             _core.scatter_blocks(rows=session.values[index], slots=slots, blocks=kv.value)
         row.request.resumes = False
+
+    def _positions(self, number: int) -> list[torch.Tensor]:
+        return [
+            torch.tensor(self._evictor.positions(number, layer)).view(kv.num_heads, -1)
+            for layer, kv in sorted(self._layers.values(), key=lambda layer_and_kv: layer_and_kv[0])
+        ]
 
     def _held_slots(self, blocks: torch.Tensor, begin: int, end: int) -> torch.Tensor:
         """Slots of logical positions [begin, end) in blocks that are counted from position 0."""
