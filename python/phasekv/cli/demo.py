@@ -84,7 +84,7 @@ def _add_agent(demos: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--stride", type=int, default=128, help="tokens from event to event (default: %(default)s)"
     )
     agent.add_argument(
-        "--turns", type=int, default=6, help="most turns of the agent (default: %(default)s)"
+        "--turns", type=int, default=4, help="most turns of the agent (default: %(default)s)"
     )
     agent.add_argument(
         "--max-tokens",
