@@ -28,6 +28,40 @@ PagedKV paged_kv_of(const std::string& layout, const py::handle& kv_cache) {
                       tensor.shape[2], tensor.shape[3] / 2, tensor.strides[0], tensor.strides[1]);
 }
 
+// [num_blocks, kv_heads, block_size, head_size] with any strides.
+PagedView paged_view_of(const char* argument, const py::handle& blocks) {
+  const Tensor tensor = tensor_of(argument, blocks);
+  if (tensor.dims() != 4) {
+    throw Error(ErrorCode::invalid_argument, argument, tensor.shape_text(),
+                "[num_blocks, kv_heads, block_size, head_size]");
+  }
+  PagedView view;
+  view.data = tensor.data;
+  view.dtype = data_type_of(tensor);
+  view.num_blocks = tensor.shape[0];
+  view.num_heads = tensor.shape[1];
+  view.block_size = tensor.shape[2];
+  view.head_size = tensor.shape[3];
+  view.block_stride = tensor.strides[0];
+  view.head_stride = tensor.strides[1];
+  view.token.outer_stride = tensor.strides[2];
+  view.dim.outer_stride = tensor.strides[3];
+  return view;
+}
+
+PagedKV strided_paged_kv(const py::handle& key, const py::handle& value) {
+  const PagedKV kv{.key = paged_view_of("key", key), .value = paged_view_of("value", value)};
+  const bool is_alike =
+      kv.key.dtype == kv.value.dtype && kv.key.num_blocks == kv.value.num_blocks &&
+      kv.key.num_heads == kv.value.num_heads && kv.key.block_size == kv.value.block_size &&
+      kv.key.head_size == kv.value.head_size;
+  if (!is_alike) {
+    throw Error(ErrorCode::invalid_argument, "value", tensor_of("value", value).shape_text(),
+                "key's shape and dtype, " + tensor_of("key", key).shape_text());
+  }
+  return kv;
+}
+
 }  // namespace
 
 void register_paged_kv(py::module_& module) {
@@ -50,6 +84,9 @@ void register_paged_kv(py::module_& module) {
       "cpu_paged_kv", &paged_kv_of, py::arg("layout"), py::arg("kv_cache"),
       "View vLLM's CPU cache tensor [num_blocks, kv_heads, block_size, 2 * head_size] in the "
       "layout vec, vec16 or amx.");
+  module.def("strided_paged_kv", &strided_paged_kv, py::kw_only(), py::arg("key"), py::arg("value"),
+             "View blocks of keys and of values, each [num_blocks, kv_heads, block_size, head_size] "
+             "with any strides. The tensors must outlive the view.");
 }
 
 }  // namespace phasekv::bindings

@@ -1,6 +1,8 @@
 """KV-cache reuse and eviction for LLM agents, inside vLLM."""
 
+from importlib import import_module
 from importlib.metadata import version
+from types import ModuleType
 
 from phasekv.errors import (
     Error,
@@ -18,3 +20,10 @@ __all__ = [
     "UnsupportedError",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """``phasekv.transformers``, which imports transformers, only when it is asked for."""
+    if name == "transformers":
+        return import_module("phasekv.transformers")
+    raise AttributeError(f"module 'phasekv' has no attribute {name!r}")

@@ -7,8 +7,8 @@ from typing import Any
 
 from phasekv._core import Method, method_names
 from phasekv.errors import InvalidArgumentError
-from phasekv.vllm.eviction.settings import EvictionChoice, parse_engine_choice
-from phasekv.vllm.fields import (
+from phasekv.eviction.settings import EvictionChoice, parse_engine_choice
+from phasekv.fields import (
     boolean,
     integer,
     optional_integer,

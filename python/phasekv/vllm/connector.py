@@ -20,9 +20,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
 from phasekv.errors import InvalidArgumentError
+from phasekv.eviction.report import EvictionReport
 from phasekv.memory.session_store import StoreChanges
 from phasekv.vllm import prefix_cache, setup
-from phasekv.vllm.eviction.report import EvictionReport
 from phasekv.vllm.eviction.sessions import SaveJob
 from phasekv.vllm.metrics import PhaseKVPromMetrics, PhaseKVStats
 from phasekv.vllm.plan import RequestReport, StepReuse, StoredContent

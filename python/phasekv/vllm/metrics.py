@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from phasekv.vllm.eviction.report import EvictionReport
+from phasekv.eviction.report import EvictionReport
 from phasekv.vllm.plan import RequestReport
 
 COUNTERS = {

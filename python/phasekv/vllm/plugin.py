@@ -94,9 +94,9 @@ def _wrap_requests() -> None:
     from vllm.v1.engine.input_processor import InputProcessor
 
     from phasekv.errors import InvalidArgumentError
+    from phasekv.eviction.settings import parse_request_choice
     from phasekv.vllm.config import PhaseKVConfig
     from phasekv.vllm.eviction.sessions import check_session
-    from phasekv.vllm.eviction.settings import parse_request_choice
     from phasekv.vllm.request import PARAMETER, ReuseRequest, parameters_of
     from phasekv.vllm.setup import settings_of
 

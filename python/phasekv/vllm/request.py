@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from phasekv.errors import InvalidArgumentError
+from phasekv.fields import refuse_unknown
 from phasekv.vllm.config import (
     METHOD_FIELDS,
     MethodChoice,
     PhaseKVConfig,
     parse_choice,
 )
-from phasekv.vllm.fields import refuse_unknown
 
 PARAMETER = "phasekv"
 

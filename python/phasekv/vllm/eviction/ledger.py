@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from phasekv.errors import InvalidArgumentError
+from phasekv.eviction.report import EvictionReport
+from phasekv.eviction.settings import EvictionChoice, parse_request_choice
 from phasekv.vllm.eviction import windows
-from phasekv.vllm.eviction.report import EvictionReport
-from phasekv.vllm.eviction.settings import EvictionChoice, parse_request_choice
 from phasekv.vllm.request import parameters_of
 
 

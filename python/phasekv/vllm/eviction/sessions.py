@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from phasekv.errors import InvalidArgumentError
+from phasekv.eviction.settings import EvictionChoice
 from phasekv.memory.keys import ModelIdentity
 from phasekv.memory.session_files import SessionFiles, SessionHeader
 from phasekv.memory.session_store import StoreChanges
-from phasekv.vllm.eviction.settings import EvictionChoice
 from phasekv.vllm.request import parameters_of
 
 

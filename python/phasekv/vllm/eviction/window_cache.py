@@ -14,8 +14,8 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 
 from phasekv._core import Window
+from phasekv.eviction.settings import EvictionChoice
 from phasekv.vllm.eviction import windows
-from phasekv.vllm.eviction.settings import EvictionChoice
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 
 from phasekv import _core
+from phasekv.eviction.report import EvictionReport
+from phasekv.eviction.settings import EvictionChoice, parse_request_choice
 from phasekv.memory.session import StoredSession
 from phasekv.memory.session_store import SessionStore, StoreChanges
-from phasekv.vllm.eviction.report import EvictionReport
 from phasekv.vllm.eviction.sessions import SaveJob
-from phasekv.vllm.eviction.settings import EvictionChoice, parse_request_choice
 from phasekv.vllm.request import parameters_of
 
 logger = logging.getLogger("phasekv")

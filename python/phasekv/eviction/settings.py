@@ -9,7 +9,7 @@ from typing import Any
 from phasekv._core import FunctionPolicy, Policy, TriattentionStatistics, Window, policy_names
 from phasekv.calibration import load_statistics
 from phasekv.errors import InvalidArgumentError
-from phasekv.vllm.fields import (
+from phasekv.fields import (
     boolean,
     integer,
     optional_integer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from phasekv.vllm.eviction.settings import EvictionChoice
+from phasekv.eviction.settings import EvictionChoice
 
 
 @dataclass

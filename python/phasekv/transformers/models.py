@@ -1,0 +1,69 @@
+"""What eviction has to know of a transformers model, and which models it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from phasekv.errors import MissingCapabilityError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a decoder's attention; ``scale`` multiplies q.k before the softmax."""
+
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+    scale: float
+
+
+def shape_of(model: Any) -> ModelShape:
+    """The shape of a decoder.
+
+    Raises
+    ------
+    UnsupportedError
+        For an encoder-decoder, sliding-window or other layers that are not full causal attention,
+        logits that are capped, and shapes that differ from layer to layer.
+    MissingCapabilityError
+        If the model is not on the CPU.
+    """
+    config = model.config.get_text_config(decoder=True)
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedError("model", model.config.model_type, "it is no decoder alone")
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if not kinds and window is not None:
+        raise UnsupportedError("sliding_window", str(window), "only full attention is evicted")
+    if kinds - {"full_attention"}:
+        raise UnsupportedError("layer_types", str(sorted(kinds)), "only full attention is evicted")
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise UnsupportedError(
+            "attn_logit_softcapping", str(config.attn_logit_softcapping), "logits may not be capped"
+        )
+    attention = [
+        module
+        for module in model.modules()
+        if hasattr(module, "layer_idx") and hasattr(module, "scaling")
+    ]
+    sizes = {(float(module.scaling), int(module.head_dim)) for module in attention}
+    if len(sizes) != 1 or len(attention) != config.num_hidden_layers:
+        raise UnsupportedError(
+            "model", model.config.model_type, "its attention layers are not all of one kind"
+        )
+    if model.device.type != "cpu":
+        raise MissingCapabilityError("device", str(model.device), "eviction runs on the CPU")
+    ((scale, head_size),) = sizes
+    return ModelShape(
+        layers=config.num_hidden_layers,
+        query_heads=config.num_attention_heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_size=head_size,
+        dtype=model.dtype,
+        scale=scale,
+    )
