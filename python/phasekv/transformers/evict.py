@@ -7,18 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from transformers import AttentionInterface
-
 from phasekv._core import MarkerAutomaton
 from phasekv.errors import InvalidArgumentError, UnsupportedError
 from phasekv.eviction.settings import EvictionChoice, parse_engine_choice
 from phasekv.phases import choose_table, compile_table, token_vocabulary
+from phasekv.transformers.attention import ATTENTION
 from phasekv.transformers.evicting_cache import EvictingCache
 from phasekv.transformers.models import ModelShape, shape_of
-
-ATTENTION = "phasekv"
-"""Name of the attention function, as transformers registers them."""
 
 BLOCK_SIZE = 16
 
@@ -128,19 +123,3 @@ class _Before:
             raise UnsupportedError("attention_mask", f"{mask.dim()} dimensions", "it needs two")
         cache.begin(tokens, mask)
         return arguments, {**named, "past_key_values": cache, "use_cache": True}
-
-
-def _attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    _value: torch.Tensor,
-    _attention_mask: Any,
-    scaling: float,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    cache: EvictingCache = key.phasekv_cache  # type: ignore[attr-defined]
-    return cache.attend(module.layer_idx, query, scaling), None
-
-
-AttentionInterface.register(ATTENTION, _attention)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from phasekv import _core
-from phasekv.vllm.step import ReuseStep
+from phasekv.reuse.step import ReuseStep
 
 if TYPE_CHECKING:
     from phasekv.vllm.eviction.worker import EvictionWorker

@@ -22,10 +22,11 @@ from vllm.forward_context import get_forward_context, is_forward_context_availab
 from phasekv.errors import InvalidArgumentError
 from phasekv.eviction.report import EvictionReport
 from phasekv.memory.session_store import StoreChanges
+from phasekv.reuse.report import RequestReport
 from phasekv.vllm import prefix_cache, setup
 from phasekv.vllm.eviction.sessions import SaveJob
 from phasekv.vllm.metrics import PhaseKVPromMetrics, PhaseKVStats
-from phasekv.vllm.plan import RequestReport, StepReuse, StoredContent
+from phasekv.vllm.plan import StepReuse, StoredContent
 from phasekv.vllm.planner import domain_of
 from phasekv.vllm.request import PARAMETER
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from phasekv.errors import UnsupportedError
-from phasekv.vllm.step import CHECK_LAYER, ReuseStep
+from phasekv.reuse.step import CHECK_LAYER, ReuseStep
 
 LAYER_PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from phasekv.eviction.report import EvictionReport
-from phasekv.vllm.plan import RequestReport
+from phasekv.reuse.report import RequestReport
 
 COUNTERS = {
     "chunks_found": "Chunks of prompts that were found in the chunk store.",

@@ -8,10 +8,10 @@ from typing import Any
 from phasekv import _core
 from phasekv.errors import InvalidArgumentError
 from phasekv.memory.keys import ChunkKey, ModelIdentity, chunk_key
+from phasekv.reuse.report import RequestReport
 from phasekv.vllm.config import PhaseKVConfig
 from phasekv.vllm.plan import (
     PlannedChunk,
-    RequestReport,
     ReusePlan,
     ScheduledRequest,
     StepReuse,

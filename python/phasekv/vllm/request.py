@@ -8,12 +8,8 @@ from typing import Any
 
 from phasekv.errors import InvalidArgumentError
 from phasekv.fields import refuse_unknown
-from phasekv.vllm.config import (
-    METHOD_FIELDS,
-    MethodChoice,
-    PhaseKVConfig,
-    parse_choice,
-)
+from phasekv.reuse.choice import METHOD_FIELDS, MethodChoice, parse_choice
+from phasekv.vllm.config import PhaseKVConfig
 
 PARAMETER = "phasekv"
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +17,8 @@ from phasekv.memory.keys import ModelIdentity, chunk_key
 from phasekv.memory.session_files import SessionFiles
 from phasekv.memory.session_store import SessionStore
 from phasekv.memory.store import ChunkStore
+from phasekv.memory.weights import weights_fingerprint
+from phasekv.reuse.rotation import rope_of
 from phasekv.vllm import active
 from phasekv.vllm.config import PhaseKVConfig
 from phasekv.vllm.decoder_hooks import DecoderHooks
@@ -31,7 +30,7 @@ from phasekv.vllm.layout_check import check_layout
 from phasekv.vllm.plan import StoredContent
 from phasekv.vllm.planner import ReusePlanner
 from phasekv.vllm.ranks import Ranks
-from phasekv.vllm.rope import check_rope, rope_of, rope_parameters_of
+from phasekv.vllm.rope import check_rope, rope_parameters_of
 from phasekv.vllm.worker import ReuseWorker
 
 SETTINGS_KEY = "phasekv"
@@ -67,7 +66,7 @@ def identity_of(vllm_config: Any) -> ModelIdentity:
     text = model.hf_text_config
     rope = dict(getattr(text, "rope_parameters", None) or {})
     return ModelIdentity(
-        model=_weights_fingerprint(model),
+        model=weights_fingerprint(model.model, model.revision, model.quantization),
         dtype=str(model.dtype).removeprefix("torch."),
         rope=json.dumps(rope, sort_keys=True, default=str),
         num_layers=text.num_hidden_layers,
@@ -76,25 +75,6 @@ def identity_of(vllm_config: Any) -> ModelIdentity:
         adapter="",
         tensor_parallel_size=parallel.tensor_parallel_size,
     )
-
-
-def _weights_fingerprint(model_config: Any) -> str:
-    """Name and revision; for a folder also its files' names, sizes and times of change."""
-    digest = blake2b(digest_size=16)
-    folder = Path(model_config.model)
-    parts = [str(model_config.model), str(model_config.revision), str(model_config.quantization)]
-    if folder.is_dir():
-        parts[0] = os.path.realpath(folder)
-        for file in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")):
-            status = file.stat()
-            parts.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
-        configuration = folder / "config.json"
-        if configuration.exists():
-            parts.append(configuration.read_text())
-    for part in parts:
-        digest.update(len(part.encode()).to_bytes(8, "little"))
-        digest.update(part.encode())
-    return f"{model_config.model}@{digest.hexdigest()}"
 
 
 def build_planner(vllm_config: Any) -> ReusePlanner:

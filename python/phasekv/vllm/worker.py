@@ -15,18 +15,18 @@ from phasekv.errors import Error
 from phasekv.memory.chunk import StoredChunk
 from phasekv.memory.keys import ChunkKey
 from phasekv.memory.store import ChunkStore
+from phasekv.reuse.cached_rows import CachedRows, CachedSegment
+from phasekv.reuse.report import RequestReport
+from phasekv.reuse.step import Batch, ReuseStep
 from phasekv.vllm import active
-from phasekv.vllm.cached_rows import CachedRows, CachedSegment
 from phasekv.vllm.decoder_hooks import DecoderHooks
 from phasekv.vllm.plan import (
     PlannedChunk,
-    RequestReport,
     ScheduledRequest,
     StepReuse,
     StoredContent,
 )
 from phasekv.vllm.ranks import Ranks
-from phasekv.vllm.step import Batch, ReuseStep
 
 logger = logging.getLogger("phasekv")
 

@@ -46,7 +46,8 @@ def module_of(parameters, neox=True, fraction=1.0, dtype=torch.float32):
 
 
 def rope_from(parameters, module):
-    from phasekv.vllm.rope import rope_of, rope_parameters_of
+    from phasekv.reuse.rotation import rope_of
+    from phasekv.vllm.rope import rope_parameters_of
 
     config = SimpleNamespace(rope_parameters=parameters)
     return rope_of(rope_parameters_of(config, module))

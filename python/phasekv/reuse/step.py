@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from phasekv import _core
-from phasekv.vllm.cached_rows import CachedRows
+from phasekv.reuse.cached_rows import CachedRows
 
 CHECK_LAYER = 1
 

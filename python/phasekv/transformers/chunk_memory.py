@@ -1,0 +1,272 @@
+"""Notes that are encoded once and reused in later prompts, without a server."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from phasekv.errors import InvalidArgumentError
+from phasekv.memory.chunk import StoredChunk
+from phasekv.memory.disk import DiskTier
+from phasekv.memory.keys import ChunkKey, ModelIdentity, chunk_key, int32_tokens
+from phasekv.memory.store import ChunkStore
+from phasekv.memory.weights import weights_fingerprint
+from phasekv.reuse.cached_rows import CachedRows, CachedSegment
+from phasekv.reuse.choice import MethodChoice, parse_choice
+from phasekv.reuse.report import RequestReport
+from phasekv.reuse.step import Batch, ReuseStep
+from phasekv.transformers.models import ModelShape, shape_of
+from phasekv.transformers.paged_blocks import PagedBlocks
+from phasekv.transformers.prefill_step import check_family, dynamic_cache, run_prompt
+from phasekv.transformers.rotation import rope_of_model
+
+GIBIBYTE = 1 << 30
+_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A note's place in the store: its tokens and their key."""
+
+    tokens: tuple[int, ...]
+    key: ChunkKey
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A prompt whose keys and values are there.
+
+    Attributes
+    ----------
+    input_ids : torch.Tensor
+        int64 [1, tokens].
+    past_key_values : DynamicCache
+        Of all tokens but the last, which ``generate`` runs.
+    report : dict
+        As vLLM's responses have it: chunks found and missed, tokens reused, probes, charged ratio.
+    seconds : float
+        Wall time of the prefill.
+    """
+
+    input_ids: torch.Tensor
+    past_key_values: DynamicCache
+    report: dict[str, object]
+    seconds: float
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """For ``model.generate(**prefill.inputs)``, once: it extends the cache."""
+        return {
+            "input_ids": self.input_ids,
+            "attention_mask": torch.ones_like(self.input_ids),
+            "past_key_values": self.past_key_values,
+        }
+
+
+class ChunkMemory:
+    """A model's memory of encoded notes; on disk it is the one that vLLM's workers use.
+
+    Parameters
+    ----------
+    model : transformers model
+        A llama, mistral, qwen2, qwen3 or qwen3-moe model on the CPU.
+    tokenizer : transformers tokenizer or None
+        Its tokenizer; None where all parts are token ids.
+    store_bytes : int
+        Memory for chunks.
+    directory : Path or str or None
+        Where chunks are also kept on disk; None: only in memory.
+
+    Raises
+    ------
+    UnsupportedError
+        For another model, or a rotary embedding that is not exactly as expected.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        store_bytes: int = GIBIBYTE,
+        directory: Path | str | None = None,
+    ) -> None:
+        check_family(model)
+        self._model = model
+        self._tokenizer = tokenizer
+        self._shape = shape_of(model)
+        self._rope = rope_of_model(model, self._shape)
+        self.identity = identity_of(model, self._shape)
+        disk = None if directory is None else DiskTier(str(directory), self.identity, rank=0)
+        self.store = ChunkStore(store_bytes, disk)
+
+    @torch.no_grad()
+    def encode(
+        self, note: str | Sequence[int], prefix: str | Sequence[int] = "", salt: str = ""
+    ) -> Chunk:
+        """Encode a note, unless it is stored already.
+
+        Parameters
+        ----------
+        note : str or sequence of int
+            Text, or token ids.
+        prefix : str or sequence of int
+            What the note is encoded after; it is dropped then. It gives the note an attention sink.
+        salt : str
+            Keeps those who do not share chunks apart (vLLM's ``cache_salt``).
+        """
+        tokens, before = self._tokens(note), self._tokens(prefix)
+        if not tokens:
+            raise InvalidArgumentError("note", repr(note), "at least one token")
+        chunk = Chunk(tuple(tokens), chunk_key(self.identity, tokens, salt))
+        if self.store.get(chunk.key) is not None:
+            return chunk
+        out = self._model.model(torch.tensor([before + tokens]), use_cache=True)
+        layers = out.past_key_values.layers
+        keys, values = (
+            torch.stack([getattr(layer, name)[0, :, len(before) :] for layer in layers])
+            .transpose(1, 2)
+            .contiguous()
+            for name in ("keys", "values")
+        )
+        stored = StoredChunk(chunk.key, int32_tokens(tokens), len(before), keys, values)
+        self.store.put(stored)
+        return chunk
+
+    def prefill(
+        self,
+        parts: Sequence[str | Sequence[int] | Chunk],
+        *,
+        method: str = "phaseshift",
+        recompute_ratio: float = 0.1,
+        **switches: Any,
+    ) -> Prefill:
+        """Fill a cache for a prompt of texts and chunks.
+
+        Parameters
+        ----------
+        parts : sequence
+            Texts (tokenized as they stand, without special tokens of the tokenizer's own), token
+            ids, and chunks of this memory.
+        method : str
+            One of ``docs/reuse.md``.
+        recompute_ratio : float
+            r in [0, 1]: the share of a chunk's tokens that become probes.
+        switches
+            The method's own: ``frame``, ``weight``, ``probes``, ``boundary_tokens``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For a bad method, ratio or switch, and a prompt of less than two tokens.
+        """
+        settings = {"method": method, "ratio": recompute_ratio, **switches}
+        choice = parse_choice(settings, MethodChoice())
+        begin = time.perf_counter()
+        tokens: list[int] = []
+        chunks: list[tuple[int, Chunk]] = []
+        for part in parts:
+            if isinstance(part, Chunk):
+                chunks.append((len(tokens), part))
+                tokens += part.tokens
+            else:
+                tokens += self._tokens(part)
+        if len(tokens) < 2:
+            raise InvalidArgumentError("parts", f"{len(tokens)} tokens", "at least two tokens")
+        blocks = PagedBlocks(
+            self._shape.layers,
+            self._shape.kv_heads,
+            _BLOCK_SIZE,
+            self._shape.head_size,
+            self._shape.dtype,
+        )
+        computed = len(tokens) - 1
+        batch = _batch_of(computed, blocks)
+        report = RequestReport(layers=self._shape.layers)
+        cached = self._cached_rows(choice, chunks, batch, report)
+        step = ReuseStep(batch, cached, lambda squared: squared)
+        run_prompt(self._model, torch.tensor(tokens[:computed]), step, blocks)
+        for rows in cached:
+            report.cached_tokens += len(rows.rows)
+            report.probes += int(rows.probe.sum())
+            report.charged += step.charge(rows, self._shape.layers)
+        like = torch.empty(
+            (0, self._shape.kv_heads, self._shape.head_size), dtype=self._shape.dtype
+        )
+        cache = dynamic_cache(step, blocks, self._shape.layers, like)
+        return Prefill(
+            torch.tensor([tokens]),
+            cache,
+            report.as_response(choice),
+            time.perf_counter() - begin,
+        )
+
+    def _tokens(self, part: str | Sequence[int]) -> list[int]:
+        if isinstance(part, str):
+            if not part:
+                return []
+            encoded: list[int] = self._tokenizer.encode(part, add_special_tokens=False)
+            return encoded
+        listed: list[int] = int32_tokens(part).tolist()
+        return listed
+
+    def _cached_rows(
+        self,
+        choice: MethodChoice,
+        chunks: list[tuple[int, Chunk]],
+        batch: Batch,
+        report: RequestReport,
+    ) -> list[CachedRows]:
+        segments = []
+        for begin, chunk in chunks:
+            edges = (begin, begin + len(chunk.tokens))
+            stored = self.store.get(chunk.key)
+            if stored is None:
+                report.missed[edges] = "not stored"
+                continue
+            report.found[edges] = chunk.key
+            tokens = min(edges[1], batch.rows) - begin
+            if tokens > 0:
+                segments.append(CachedSegment(stored, begin, tokens, 0, len(chunk.tokens)))
+        if not segments or choice.method == "full_recompute":
+            return []
+        rows = torch.cat([torch.arange(s.begin, s.begin + s.tokens) for s in segments])
+        method = choice.build()
+        return [
+            CachedRows(
+                "prompt", method, choice.ratio, segments, rows, batch.slots[rows], self._rope
+            )
+        ]
+
+
+def identity_of(model: Any, shape: ModelShape) -> ModelIdentity:
+    """What every chunk key of the model is tagged with; the same as in vLLM."""
+    config = model.config.get_text_config(decoder=True)
+    return ModelIdentity(
+        model=weights_fingerprint(model.config._name_or_path, None, None),
+        dtype=str(shape.dtype).removeprefix("torch."),
+        rope=json.dumps(dict(config.rope_parameters or {}), sort_keys=True, default=str),
+        num_layers=shape.layers,
+        num_kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
+    )
+
+
+def _batch_of(tokens: int, blocks: PagedBlocks) -> Batch:
+    table = torch.tensor(blocks.allocate(-(-tokens // _BLOCK_SIZE)), dtype=torch.int32)
+    positions = torch.arange(tokens)
+    return Batch(
+        slots=table[positions // _BLOCK_SIZE].to(torch.int64) * _BLOCK_SIZE
+        + positions % _BLOCK_SIZE,
+        positions=positions,
+        requests=torch.zeros(tokens, dtype=torch.int32),
+        block_table=table[None],
+        first_held=torch.zeros(1, dtype=torch.int64),
+    )

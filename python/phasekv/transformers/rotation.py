@@ -1,0 +1,42 @@
+"""The rotary embedding of a transformers model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from phasekv import _core
+from phasekv.reuse.rotation import check_rotation, rope_of, rotation_parameters
+from phasekv.transformers.models import ModelShape
+
+
+def rope_of_model(model: Any, shape: ModelShape) -> _core.Rope:
+    """The model's rotation for the core, compared with what its own module does.
+
+    Raises
+    ------
+    UnsupportedError
+        For a type of RoPE that the core does not know, or one that turns out otherwise.
+    """
+    config = model.config.get_text_config(decoder=True)
+    declared = dict(config.rope_parameters)
+    rope = rope_of(
+        rotation_parameters(
+            declared,
+            theta=declared["rope_theta"],
+            rotary_dim=int(shape.head_size * declared.get("partial_rotary_factor", 1.0)),
+            pairing="neox",
+        )
+    )
+    module = model.model.rotary_emb
+
+    def rotate(positions: list[int], keys: torch.Tensor) -> torch.Tensor:
+        cosines, sines = module(keys, torch.tensor([positions]))
+        first, second = keys.chunk(2, dim=-1)
+        turned = torch.cat([-second, first], dim=-1)
+        rotated: torch.Tensor = keys * cosines[0][:, None] + turned * sines[0][:, None]
+        return rotated
+
+    check_rotation(rope, rotate, config.max_position_embeddings - 1, shape.head_size, shape.dtype)
+    return rope

@@ -1,0 +1,187 @@
+"""Reuse in transformers: the methods against the float64 reference, the store against vLLM."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import Setting
+from reuse_case import ReuseCase
+from tiny_models import ROPE_TYPES, random_tokens
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from phasekv.errors import InvalidArgumentError, UnsupportedError
+from phasekv.transformers import Chunk, ChunkMemory
+
+pytestmark = pytest.mark.engine
+
+SETTINGS = [
+    {"method": "full_recompute", "ratio": 0.1},
+    {"method": "full_reuse", "ratio": 0.1},
+    {"method": "cacheblend", "ratio": 0.16},
+    {"method": "cacheblend_lmcache", "ratio": 0.15},
+    {"method": "epic", "ratio": 0.2, "boundary_tokens": 4},
+    {"method": "agentkvshift", "ratio": 0.3},
+    {"method": "agentkvshift", "ratio": 0.2, "frame": "unrotated"},
+    {"method": "phaseshift", "ratio": 0.2},
+    {"method": "phaseshift", "ratio": 1.0},
+]
+
+
+class Memory(ChunkMemory):
+    """A memory that stores as the tests' vLLM engine does, and a prompt of a ``ReuseCase``."""
+
+    def store_note(self, note, before):
+        chunk = self.encode(note, before)
+        self.chunks = {**getattr(self, "chunks", {}), tuple(note): chunk}
+
+    def logprobs(self, case, **setting):
+        setting["recompute_ratio"] = setting.pop("ratio")
+        prefill = self.prefill(self.parts(case), **setting)
+        assert prefill.input_ids.tolist() == [case.tokens]
+        out = self._model(prefill.input_ids[:, -1:], past_key_values=prefill.past_key_values)
+        return out.logits[0, -1].log_softmax(-1), prefill.report
+
+    def parts(self, case):
+        parts, at = [], 0
+        for begin, end in case.ranges:
+            parts += [case.tokens[at:begin], self.chunks[tuple(case.tokens[begin:end])]]
+            at = end
+        return [*parts, case.tokens[at:]]
+
+
+class _Store:
+    def __init__(self, memory):
+        self.store = memory.store_note
+
+
+@pytest.fixture(scope="module")
+def make_case(model_folder):
+    def make(family="llama", rope="default", seed=100, directory=None):
+        folder = model_folder(family, rope)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        memory = Memory(model, None, directory=directory)
+        return memory, ReuseCase(_Store(memory), folder, seed)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def case(make_case):
+    return make_case()
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(map(str, s.values())))
+def test_method_equals_reference(case, setting):
+    memory, prompt = case
+    expected, trace = prompt.reference.run(prompt.tokens, prompt.cached, Setting(**setting))
+    logprobs, report = memory.logprobs(prompt, **setting)
+    torch.testing.assert_close(logprobs.double(), expected, atol=2e-3, rtol=0)
+    assert report["chunks_found"] == 3
+    if setting["method"] != "full_recompute":
+        assert report["probes"] == len(trace.probes)
+        assert report["tokens_reused"] == 57 + 96 + 33 - len(trace.probes)
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3", "qwen3_moe"])
+def test_model_families(make_case, family):
+    memory, prompt = make_case(family, seed=200)
+    for method in ("phaseshift", "agentkvshift", "epic"):
+        setting = {"method": method, "ratio": 0.2}
+        expected, _ = prompt.reference.run(prompt.tokens, prompt.cached, Setting(**setting))
+        logprobs, _ = memory.logprobs(prompt, **setting)
+        torch.testing.assert_close(logprobs.double(), expected, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("rope", [kind for kind in ROPE_TYPES if kind != "default"])
+def test_rope_types(make_case, rope):
+    memory, prompt = make_case(rope=rope, seed=300)
+    setting = {"method": "phaseshift", "ratio": 0.2}
+    expected, _ = prompt.reference.run(prompt.tokens, prompt.cached, Setting(**setting))
+    logprobs, _ = memory.logprobs(prompt, **setting)
+    torch.testing.assert_close(logprobs.double(), expected, atol=2e-3, rtol=0)
+
+
+def test_one_store_on_disk_serves_both_engines(make_case, start_engine, tmp_path):
+    """Encoded here, found by vLLM; and the other way round."""
+    memory, prompt = make_case(seed=400, directory=tmp_path)
+    memory.store.flush()
+    engine = start_engine(phasekv={"store_directory": str(tmp_path)})
+    answer = engine.one(prompt.tokens, chunks=prompt.ranges, method="phaseshift", ratio=0.2)
+    assert answer.report["chunks_found"] == 3
+    ours, report = memory.logprobs(prompt, method="phaseshift", ratio=0.2)
+    assert report["probes"] == answer.report["probes"]
+    torch.testing.assert_close(ours, answer.logprobs[0], atol=2e-3, rtol=0)
+    note = random_tokens(40, 500)
+    engine.store(note)
+    engine.close()
+    again = Memory(memory._model, None, directory=tmp_path)
+    prefill = again.prefill([[5, 6], Chunk(tuple(note), again.encode(note).key), [7, 8]])
+    assert prefill.report["chunks_found"] == 1
+    assert again.store.statistics().disk_hits == 1
+
+
+def test_texts_notes_and_generate(demo_model):
+    model = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    memory = ChunkMemory(model, tokenizer)
+    head = "<|im_start|>user\nNotes:\n"
+    note = memory.encode("Anna keeps the keys of the archive in the blue drawer.\n", head)
+    assert memory.encode("Anna keeps the keys of the archive in the blue drawer.\n") == note
+    prompt = [head, note, "Where are the keys?<|im_end|>\n<|im_start|>assistant\n"]
+    prefill = memory.prefill(prompt, method="full_reuse")
+    answer = model.generate(**prefill.inputs, max_new_tokens=8, do_sample=False)
+    plain = model.generate(prefill.input_ids, max_new_tokens=8, do_sample=False)
+    # The note stands where it was encoded, so that reuse is exact.
+    assert torch.equal(answer, plain)
+    assert prefill.report["tokens_reused"] == len(note.tokens)
+    assert model.config._attn_implementation != "phasekv"
+
+
+def test_what_is_not_stored_is_computed_and_named(case):
+    memory, _ = case
+    lost = Chunk((7, 8, 9), "0" * 64)
+    prefill = memory.prefill([[4, 5], lost, [6]])
+    assert prefill.report["missed"] == [{"range": [2, 5], "reason": "not stored"}]
+    plain = memory._model(torch.tensor([[4, 5, 7, 8, 9]]), use_cache=True).past_key_values
+    for ours, theirs in zip(prefill.past_key_values.layers, plain.layers, strict=True):
+        torch.testing.assert_close(ours.keys, theirs.keys, atol=1e-4, rtol=0)
+
+
+def test_a_chunk_at_the_end_leaves_its_last_token_to_generate(case):
+    memory, _ = case
+    chunk = memory.encode(random_tokens(30, 600))
+    prefill = memory.prefill([chunk], method="full_reuse")
+    assert prefill.report["tokens_reused"] == 29
+    assert prefill.past_key_values.get_seq_length() == 29
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"method": "magic"}, "method"),
+        ({"recompute_ratio": 1.5}, "ratio"),
+        ({"frame": "sideways"}, "frame"),
+    ],
+)
+def test_bad_options_are_named(case, options, named):
+    memory, prompt = case
+    with pytest.raises(InvalidArgumentError, match=named):
+        memory.prefill(memory.parts(prompt), **options)
+
+
+def test_bad_prompts_and_notes_are_named(case):
+    memory, _ = case
+    with pytest.raises(InvalidArgumentError, match="parts"):
+        memory.prefill([[3]])
+    with pytest.raises(InvalidArgumentError, match="note"):
+        memory.encode([])
+    with pytest.raises(InvalidArgumentError, match="tokens"):
+        memory.prefill([[3, -4]])
+
+
+def test_other_models_are_refused(model_folder):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64))
+    with pytest.raises(UnsupportedError, match="gpt2"):
+        ChunkMemory(model, None)
