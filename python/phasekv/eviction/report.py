@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from phasekv import _core
 from phasekv.eviction.settings import EvictionChoice
 
 
@@ -34,6 +36,19 @@ class EvictionReport:
     compacting_seconds: float = 0.0
     kept_by_phase: dict[str, float] = field(default_factory=dict)
     failure: str = ""
+
+    @classmethod
+    def of_event(cls, event: _core.EvictionReport, kept: Sequence[float]) -> EvictionReport:
+        """One event, with the tokens ``kept`` of each phase after it."""
+        return cls(
+            compactions=1,
+            evicted_tokens=event.evicted_tokens,
+            freed_blocks=event.freed_blocks,
+            scoring_seconds=event.scoring_seconds,
+            compacting_seconds=event.compacting_seconds,
+            kept_by_phase=dict(zip(_core.phase_names(), kept, strict=True)),
+            failure=event.failure,
+        )
 
     def add(self, later: EvictionReport) -> None:
         """Sum in a later event."""

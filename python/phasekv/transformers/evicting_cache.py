@@ -249,17 +249,7 @@ class EvictingCache(Cache):  # type: ignore[misc]
         for event in self._evictor.finish():
             sequence = self._sequences[event.request]
             kept = self._evictor.kept_by_phase(event.request)
-            sequence.report.add(
-                EvictionReport(
-                    compactions=1,
-                    evicted_tokens=event.evicted_tokens,
-                    freed_blocks=event.freed_blocks,
-                    scoring_seconds=event.scoring_seconds,
-                    compacting_seconds=event.compacting_seconds,
-                    kept_by_phase=dict(zip(_core.phase_names(), kept, strict=True)),
-                    failure=event.failure,
-                )
-            )
+            sequence.report.add(EvictionReport.of_event(event, kept))
             first_held = sequence.window.start(sequence.computed)
             freed = (first_held - sequence.first_held) // self._blocks.block_size
             blocks, sequence.blocks = sequence.blocks[:freed], sequence.blocks[freed:]

@@ -249,15 +249,7 @@ class EvictionWorker:
             if event.failure:
                 logger.error("PhaseKV: request %s: %s", request_id, event.failure)
             kept = self._evictor.kept_by_phase(event.request)
-            report = EvictionReport(
-                compactions=1,
-                evicted_tokens=event.evicted_tokens,
-                freed_blocks=event.freed_blocks,
-                scoring_seconds=event.scoring_seconds,
-                compacting_seconds=event.compacting_seconds,
-                kept_by_phase=dict(zip(_core.phase_names(), kept, strict=True)),
-                failure=event.failure,
-            )
+            report = EvictionReport.of_event(event, kept)
             self._reports.setdefault(request_id, EvictionReport()).add(report)
         if self.observer is not None:
             for row in self._rows:
