@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from reference import Setting
@@ -101,6 +103,15 @@ def test_rope_types(make_case, rope):
     torch.testing.assert_close(logprobs.double(), expected, atol=2e-3, rtol=0)
 
 
+def wait_for_files(folder, count):
+    """A worker writes chunks beside its steps."""
+    for _ in range(600):
+        if len(list(folder.rglob("*.safetensors"))) >= count:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{count} chunks were not written")
+
+
 def test_one_store_on_disk_serves_both_engines(make_case, start_engine, tmp_path):
     """Encoded here, found by vLLM; and the other way round."""
     memory, prompt = make_case(seed=400, directory=tmp_path)
@@ -113,6 +124,7 @@ def test_one_store_on_disk_serves_both_engines(make_case, start_engine, tmp_path
     torch.testing.assert_close(ours, answer.logprobs[0], atol=2e-3, rtol=0)
     note = random_tokens(40, 500)
     engine.store(note)
+    wait_for_files(tmp_path, 4)
     engine.close()
     again = Memory(memory._model, None, directory=tmp_path)
     prefill = again.prefill([[5, 6], Chunk(tuple(note), again.encode(note).key), [7, 8]])
