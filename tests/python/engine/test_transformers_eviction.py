@@ -125,6 +125,21 @@ def test_a_turn_goes_on_with_the_cache(model):
     assert cache.reports[0]["tokens_seen"] == 180 + 10 + 60 + 4
 
 
+def test_a_function_in_python_scores_here_too(model):
+    """The same file as in the tests of vLLM; one that fails keeps the newest, and is named."""
+    tokens = [random_tokens(200, 12)]
+    positions = []
+    for function in ("newest", "not_a_number"):
+        wish = {"policy": "function", "function": f"python_policies:{function}"}
+        with evict(model, budget=128, stride=32, sinks=0, **wish) as eviction:
+            logits_of(model, tokens, max_new_tokens=1)
+        positions.append(eviction.cache.positions(0, 1).sort().values)
+    expected = torch.arange(192 - 128, 200).expand(2, -1)
+    assert torch.equal(positions[0], expected)
+    assert torch.equal(positions[1], expected)
+    assert "not finite" in eviction.cache.reports[0]["failure"]
+
+
 def test_phases_come_from_the_tokenizer(demo_model):
     model = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(demo_model)
