@@ -12,14 +12,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <ctime>
 #include <fstream>
 #include <functional>
 #include <iostream>
 #include <string>
 #include <vector>
 
+#include "measuring.h"
 #include "phasekv/cpu.h"
 #include "phasekv/layout.h"
 #include "phasekv/ops.h"
@@ -27,6 +26,11 @@
 namespace {
 
 using phasekv::DataType;
+using phasekv::benchmarks::name_of;
+using phasekv::benchmarks::parallel_memcpy;
+using phasekv::benchmarks::processor;
+using phasekv::benchmarks::quantile;
+using phasekv::benchmarks::seconds_of;
 
 struct Shape {
   int64_t tokens;
@@ -43,47 +47,6 @@ struct Result {
   double op_speed;      // GB/s
   double memcpy_speed;  // GB/s
 };
-
-const char* name_of(DataType dtype) {
-  switch (dtype) {
-    case DataType::float32:
-      return "float32";
-    case DataType::bfloat16:
-      return "bfloat16";
-    case DataType::float16:
-      return "float16";
-  }
-  return "unknown";
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-double now() {
-  timespec time{};
-  clock_gettime(omp_get_max_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-double seconds_of(const std::function<void()>& work) {
-  const double begin = now();
-  work();
-  return now() - begin;
-}
-
-void parallel_memcpy(char* to, const char* from, int64_t bytes) {
-#pragma omp parallel
-  {
-    const int64_t thread = omp_get_thread_num();
-    const int64_t threads = omp_get_num_threads();
-    const int64_t begin = bytes * thread / threads;
-    const int64_t end = bytes * (thread + 1) / threads;
-    std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
-  }
-}
 
 // The memory of one layer: a chunk's rows, and a paged cache twice the size they need.
 struct Layer {
@@ -236,8 +199,8 @@ Result measure(const std::string& op, const Shape& shape, double seconds, Worklo
     spent += op_times.back() + copy_times.back();
   }
   const double gigabytes = static_cast<double>(workload.bytes()) * 1e-9;
-  return {op, shape, workload.bytes(), gigabytes / median(op_times),
-          gigabytes / median(copy_times)};
+  return {op, shape, workload.bytes(), gigabytes / quantile(op_times, 0.5),
+          gigabytes / quantile(copy_times, 0.5)};
 }
 
 std::vector<Result> measure_all(const std::string& filter, double seconds) {
@@ -275,14 +238,6 @@ std::vector<Result> measure_all(const std::string& filter, double seconds) {
     }
   }
   return results;
-}
-
-std::string processor() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
 }
 
 void write_json(const std::string& path, const std::vector<Result>& results) {
