@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 
 namespace phasekv::benchmarks {
-
 namespace {
 
 constexpr int64_t kDepth = 64;
@@ -22,16 +20,21 @@ template <typename Vector, int kRows>
   for (int64_t column = 0; column < kColumns; column += 2 * kWidth) {
     Vector sums[kRows][2] = {};
     for (int64_t i = 0; i < kDepth; ++i) {
-      Vector columns[2];
-      std::memcpy(columns, b + i * kColumns + column, sizeof columns);
+      Vector first;
+      Vector second;
+      std::memcpy(&first, b + i * kColumns + column, sizeof first);
+      std::memcpy(&second, b + i * kColumns + column + kWidth, sizeof second);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
-        sums[row][0] += a[i * kRows + row] * columns[0];
-        sums[row][1] += a[i * kRows + row] * columns[1];
+        sums[row][0] += a[i * kRows + row] * first;
+        sums[row][1] += a[i * kRows + row] * second;
       }
     }
+    // Unrolled too, or the sums would not be in registers.
+#pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
-      std::memcpy(c + row * kColumns + column, sums[row], sizeof sums[row]);
+      std::memcpy(c + row * kColumns + column, &sums[row][0], sizeof(Vector));
+      std::memcpy(c + row * kColumns + column + kWidth, &sums[row][1], sizeof(Vector));
     }
   }
 }
@@ -100,26 +103,6 @@ double dot_product_rate() {
   std::vector<double> times;
   for (int i = 0; i < 25; ++i) times.push_back(seconds_of([&] { work(a, b, c); }));
   return static_cast<double>(2 * rows * kDepth * kColumns * kRepetitions) / quantile(times, 0.5);
-}
-
-std::string processor() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
-}
-
-const char* name_of(DataType dtype) {
-  switch (dtype) {
-    case DataType::float32:
-      return "float32";
-    case DataType::bfloat16:
-      return "bfloat16";
-    case DataType::float16:
-      return "float16";
-  }
-  return "unknown";
 }
 
 }  // namespace phasekv::benchmarks

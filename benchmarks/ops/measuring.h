@@ -1,12 +1,9 @@
-// What the benchmarks of the ops share: times, what a machine can do at most, and names.
+// What the benchmarks of the ops share: times, and what a machine can do at most.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <vector>
-
-#include "phasekv/tensor.h"
 
 namespace phasekv::benchmarks {
 
@@ -23,8 +20,5 @@ void parallel_memcpy(char* to, const char* from, int64_t bytes);
 // FLOP/s of one thread in float32 dot products whose operands are in the closest cache: what no
 // product on this processor can pass by much.
 double dot_product_rate();
-
-std::string processor();
-const char* name_of(DataType dtype);
 
 }  // namespace phasekv::benchmarks
