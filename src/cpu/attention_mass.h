@@ -98,7 +98,7 @@ class AttentionMass {
     for (int64_t column = 0; column < keys.end(); ++chunks) {
       const KeyChunk chunk = keys.chunk(column, keys_);
       while (end_of(first_query) <= column) ++first_query;
-      weigh(chunk, first_query);
+      weigh(chunk, first_query, keys);
       float* maxima = chunk_maxima_ + chunks * lines(most_rows_);
       for (int64_t i = 0; i < num_rows_; ++i) maxima[i] = maximum_[i];
       chunk_begins_[chunks] = column;
@@ -150,16 +150,18 @@ class AttentionMass {
   template <typename T>
   bool take_vector(const T* from, int64_t vector) {
     constexpr float kLog2E = 1.44269504F;
-    const float scale = problem_.scale * kLog2E;
+    const Vec scale = broadcast(problem_.scale * kLog2E);
     float* to = packed(vector);
     const int64_t step = micro_tile_end(vector) - vector / kMicroRows * kMicroRows;
-    float zero_if_finite = 0.0F;
-    for (int64_t d = 0; d < head_size_; ++d) {
-      const float x = load_one(from + d) * scale;
-      zero_if_finite += 0.0F * x;
-      to[d * step] = x;
-    }
-    return zero_if_finite == 0.0F;
+    Vec zero_if_finite = zero();
+    for_lanes(0, head_size_, [&](auto lanes, int64_t d, int n) {
+      const Vec x = load_lanes<lanes.kFull>(from + d, n) * scale;
+      zero_if_finite = fma(zero(), x, zero_if_finite);
+      float elements[kWidth];
+      store(elements, x);
+      for (int i = 0; i < n; ++i) to[(d + i) * step] = elements[i];
+    });
+    return reduce_add(zero_if_finite) == 0.0F;
   }
 
   // A maximum over the heads of a query could lose that one of them is not finite.
@@ -179,14 +181,17 @@ class AttentionMass {
   }
 
   // Leaves in weights_ what the exponentials of a chunk's scores are, for the queries from
-  // first_query on.
-  void weigh(const KeyChunk& chunk, int64_t first_query) {
+  // first_query on. Meanwhile the next chunk is fetched.
+  void weigh(const KeyChunk& chunk, int64_t first_query, const KeyColumns& keys) {
     const bool reduces = rows_per_query_ < group_;
     float* products = reduces ? scores_ : weights_ + chunk.begin;
     const int64_t stride = reduces ? kChunkTokens : weights_stride_;
     const int64_t vectors = num_queries_ * group_;
-    for (int64_t tile = first_query * group_ / kMicroRows * kMicroRows; tile < vectors;
-         tile += kMicroRows) {
+    const int64_t first_tile = first_query * group_ / kMicroRows;
+    const int64_t tiles = (vectors + kMicroRows - 1) / kMicroRows;
+    for (int64_t i = first_tile; i < tiles; ++i) {
+      keys.fetch(chunk.begin + chunk.columns, i - first_tile, tiles - first_tile);
+      const int64_t tile = i * kMicroRows;
       const int64_t tile_end = micro_tile_end(tile);
       const int64_t columns = columns_of((tile_end - 1) / group_, chunk);
       multiply_queries(tile_end - tile, packed(tile), chunk, vectors_in(columns),

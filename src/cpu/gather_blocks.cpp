@@ -1,80 +1,92 @@
 #include "cpu/kernels.h"
+#include "cpu/lines.h"
+#include "cpu/move_transposed.h"
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
 #include "cpu/tile.h"
-#include "cpu/vector.h"
 
 namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE {
 namespace {
 
-// Dimensions [d, d + dims) and tokens [t, t + columns) of a transposed block.
+// Gathers the tokens that one thread was given.
 template <typename T>
-void read_square(const T* block, int64_t dim_stride, int64_t d, int dims, int64_t t, int columns,
-                 T* const* rows) {
-  Vec square[kWidth];
-  if (dims == kWidth && columns == kWidth) {
-    for (int i = 0; i < kWidth; ++i) square[i] = load(block + (d + i) * dim_stride + t);
-    transpose(square);
-    for (int i = 0; i < kWidth; ++i) store(rows[t + i] + d, square[i]);
-    return;
-  }
-  for (int i = 0; i < kWidth; ++i) {
-    square[i] = i < dims ? load_partial(block + (d + i) * dim_stride + t, columns) : zero();
-  }
-  transpose(square);
-  for (int i = 0; i < columns; ++i) store_partial(rows[t + i] + d, square[i], dims);
-}
+class Gatherer {
+ public:
+  Gatherer(const GatherBlocksParams& params, bool streams)
+      : rows_(params.rows),
+        blocks_(params.blocks),
+        slots_(params.slots),
+        arrangement_(arrangement_of(params.blocks)),
+        streams_(streams) {}
 
-int lanes_left(int64_t left) { return left < kWidth ? static_cast<int>(left) : kWidth; }
-
-template <typename T>
-void read_transposed(const T* block, int64_t dim_stride, int64_t head_size, int64_t tokens,
-                     T* const* rows) {
-  for (int64_t d = 0; d < head_size; d += kWidth) {
-    for (int64_t t = 0; t < tokens; t += kWidth) {
-      read_square(block, dim_stride, d, lanes_left(head_size - d), t, lanes_left(tokens - t), rows);
-    }
-  }
-}
-
-template <typename T>
-void read_tile(Arrangement arrangement, const PagedView& blocks, const Tile& tile, int64_t head,
-               T* const* rows) {
-  const T* block = head_of_block<const T>(blocks, tile.block, head);
-  if (arrangement == Arrangement::token_contiguous) {
-    read_transposed(block + tile.offset, blocks.dim.outer_stride, blocks.head_size, tile.count,
-                    rows);
-    return;
-  }
-  for (int64_t i = 0; i < tile.count; ++i) {
-    const T* token = block + offset_on(blocks.token, tile.offset + i);
-    T* row = rows[i];
-    if (arrangement == Arrangement::dim_contiguous) {
-      copy_row(token, blocks.head_size, row);
-    } else {
-      for_each_dim(blocks.dim, blocks.head_size,
-                   [&](int64_t d, int64_t offset) { row[d] = token[offset]; });
-    }
-  }
-}
-
-template <typename T>
-void gather(const GatherBlocksParams& params, Range tokens) {
-  const RowsView& rows = params.rows;
-  const PagedView& blocks = params.blocks;
-  const Arrangement arrangement = arrangement_of(blocks);
-  T* targets[kTileTokens<T>];
-  for (int64_t at = tokens.begin; at < tokens.end;) {
-    const Tile tile = next_tile<T>(params.slots, at, tokens.end, blocks.block_size);
-    at += tile.count;
-    for (int64_t head = 0; head < rows.heads; ++head) {
-      for (int64_t i = 0; i < tile.count; ++i) {
-        targets[i] = row_of<T>(rows, tile.begin + i, head);
+  void run(Range tokens) const {
+    if (tokens.begin == tokens.end) return;
+    Tile tile = tile_at(tokens.begin, tokens.end);
+    while (true) {
+      const int64_t after = tile.begin + tile.count;
+      const bool is_last = after == tokens.end;
+      const Tile next = is_last ? Tile{} : tile_at(after, tokens.end);
+      if (arrangement_ == Arrangement::token_contiguous) {
+        for (int64_t head = 0; head < rows_.heads; ++head) {
+          const bool is_last_head = head + 1 == rows_.heads;
+          const T* coming = !is_last_head ? first_token(tile, head + 1)
+                            : !is_last    ? first_token(next, 0)
+                                          : nullptr;
+          read_transposed(tile, head, coming);
+        }
+      } else {
+        read_rows(tile);
       }
-      read_tile(arrangement, blocks, tile, head, targets);
+      if (is_last) break;
+      tile = next;
+    }
+    if (streams_) end_of_streams();
+  }
+
+ private:
+  Tile tile_at(int64_t begin, int64_t end) const {
+    return next_tile(slots_, begin, end, blocks_.block_size, blocks_.block_size);
+  }
+
+  const T* first_token(const Tile& tile, int64_t head) const {
+    return head_of_block<const T>(blocks_, tile.block, head) + tile.offset;
+  }
+
+  void read_transposed(const Tile& tile, int64_t head, const T* coming) const {
+    move_transposed(TransposedMove<T>{.from = first_token(tile, head),
+                                      .from_stride = blocks_.dim.outer_stride,
+                                      .rows = blocks_.head_size,
+                                      .columns = tile.count,
+                                      .to = row_of<T>(rows_, tile.begin, head),
+                                      .to_stride = rows_.token_stride,
+                                      .next = coming,
+                                      .next_stride = blocks_.dim.outer_stride * int64_t{sizeof(T)},
+                                      .streams = streams_});
+  }
+
+  // Token after token, so that the rows are written as they lie.
+  void read_rows(const Tile& tile) const {
+    for (int64_t i = 0; i < tile.count; ++i) {
+      const int64_t offset = offset_on(blocks_.token, tile.offset + i);
+      for (int64_t head = 0; head < rows_.heads; ++head) {
+        const T* token = head_of_block<const T>(blocks_, tile.block, head) + offset;
+        T* row = row_of<T>(rows_, tile.begin + i, head);
+        if (arrangement_ == Arrangement::dim_contiguous) {
+          copy_row(token, blocks_.head_size, row);
+        } else {
+          for_each_dim(blocks_.dim, blocks_.head_size,
+                       [&](int64_t d, int64_t place) { row[d] = token[place]; });
+        }
+      }
     }
   }
-}
+
+  const RowsView& rows_;
+  const PagedView& blocks_;
+  const int64_t* slots_;
+  Arrangement arrangement_;
+  bool streams_;
+};
 
 }  // namespace
 
@@ -82,9 +94,10 @@ void gather_blocks(const GatherBlocksParams& params) {
   with_bits_type(params.rows.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     const RowsView& rows = params.rows;
-    const int64_t bytes = 2 * rows.tokens * rows.heads * rows.head_size * int64_t{sizeof(T)};
-#pragma omp parallel num_threads(threads_for(bytes))
-    gather<T>(params, share_of_thread(rows.tokens));
+    const int64_t bytes = rows.tokens * rows.heads * rows.head_size * int64_t{sizeof(T)};
+    const Gatherer<T> gatherer(params, is_worth_streaming(bytes));
+#pragma omp parallel num_threads(threads_for(2 * bytes))
+    gatherer.run(share_of_thread(rows.tokens));
   });
 }
 

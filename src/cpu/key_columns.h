@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/isa.h"
+#include "cpu/lines.h"
 #include "cpu/rows.h"
 #include "cpu/tile.h"
 #include "cpu/unpack.h"
@@ -32,6 +33,7 @@ class KeyColumns {
         origin_(first_token - lead_of(first_token)),
         begin_(lead_of(first_token)),
         end_(begin_ + tokens),
+        arrangement_(arrangement_of(key)),
         in_place_(readable_in_place(key)) {}
 
   static int64_t lead_of(int64_t first_token) { return first_token % kWidth; }
@@ -60,6 +62,27 @@ class KeyColumns {
     if (!in_place_) return columns;
     const int64_t left = key_.block_size - (origin_ + column) % key_.block_size;
     return columns < left ? columns : left;
+  }
+
+  // Brings part `part` of `parts` of the chunk that begins at `column` closer, if there is one.
+  void fetch(int64_t column, int64_t part, int64_t parts) const {
+    if (column >= end_ || arrangement_ == Arrangement::other) return;
+    const int64_t at = origin_ + (column < begin_ ? begin_ : column);
+    const int64_t token = at % key_.block_size;
+    const int64_t left = key_.block_size - token;
+    const int64_t tokens = chunk_columns(column) < left ? chunk_columns(column) : left;
+    const bool is_by_dim = arrangement_ == Arrangement::token_contiguous;
+    const int64_t rows = is_by_dim ? key_.head_size : tokens;
+    const int64_t row_bytes = (is_by_dim ? tokens : key_.head_size) * size_of(key_.dtype);
+    const int64_t stride =
+        (is_by_dim ? key_.dim.outer_stride : key_.token.outer_stride) * size_of(key_.dtype);
+    const char* first = static_cast<const char*>(key_.data) +
+                        (blocks_[at / key_.block_size] * key_.block_stride +
+                         head_ * key_.head_stride + offset_on(key_.token, token)) *
+                            size_of(key_.dtype);
+    for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; ++row) {
+      for (int64_t i = 0; i < row_bytes; i += kLine<char>) prefetch(first + row * stride + i);
+    }
   }
 
  private:
@@ -100,6 +123,7 @@ class KeyColumns {
   int64_t origin_;  // index of column 0 in the request
   int64_t begin_;
   int64_t end_;
+  Arrangement arrangement_;
   bool in_place_;
 };
 

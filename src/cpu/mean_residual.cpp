@@ -1,4 +1,5 @@
 #include "cpu/kernels.h"
+#include "cpu/lines.h"
 #include "cpu/parallel.h"
 #include "cpu/rotation.h"
 #include "cpu/rows.h"
@@ -18,6 +19,13 @@ void accumulate(const Fresh* fresh, const Cached* cached, int64_t head_size, flo
   });
 }
 
+// Probes lie far apart.
+template <typename T>
+void fetch(const RowsView& rows, int64_t token, int64_t head) {
+  const T* row = row_of<const T>(rows, token, head);
+  for (int64_t d = 0; d < rows.head_size; d += kLine<T>) prefetch(row + d);
+}
+
 void scale(float factor, int64_t count, float* values) {
   for (int64_t i = 0; i < count; ++i) values[i] *= factor;
 }
@@ -31,7 +39,7 @@ RopeView rope_of(const MeanResidualParams& params) {
 }
 
 int64_t floats_needed(const MeanResidualParams& params) {
-  return 2 * FactorTable::floats_needed(rope_of(params), 1) + 2 * params.fresh.head_size;
+  return 2 * FactorTable::floats_needed(rope_of(params)) + 2 * params.fresh.head_size;
 }
 
 // The mean over one segment's probes.
@@ -48,8 +56,8 @@ void mean_of_segment(const MeanResidualParams& params, int64_t segment, float* m
   float* cached_moved = fresh_moved + head_size;
   float* tables = cached_moved + head_size;
   const RopeView rope = rope_of(params);
-  FactorTable fresh_factors(rope, 1, tables);
-  FactorTable cached_factors(rope, 1, tables + FactorTable::floats_needed(rope, 1));
+  FactorTable fresh_factors(rope, tables);
+  FactorTable cached_factors(rope, tables + FactorTable::floats_needed(rope));
   for (int64_t probe = begin; probe < end; ++probe) {
     ShiftedRow<Fresh> fresh;
     ShiftedRow<Cached> cached;
@@ -60,6 +68,10 @@ void mean_of_segment(const MeanResidualParams& params, int64_t segment, float* m
       cached.factors = cached_factors.of(params.cached_deltas[probe]);
     }
     for (int64_t head = 0; head < heads; ++head) {
+      if (probe + 1 < end) {
+        fetch<Fresh>(params.fresh, params.fresh_rows[probe + 1], head);
+        fetch<Cached>(params.cached, params.cached_rows[probe + 1], head);
+      }
       fresh.in = row_of<const Fresh>(params.fresh, params.fresh_rows[probe], head);
       cached.in = row_of<const Cached>(params.cached, params.cached_rows[probe], head);
       float* sum = out + head * head_size;

@@ -9,7 +9,7 @@ namespace {
 
 template <typename T>
 void rotate(const RotateKeysParams& params, Range tokens, float* memory) {
-  FactorTable factors(params.rope, 1, memory);
+  FactorTable factors(params.rope, memory);
   const RowsView& keys = params.keys;
   for (int64_t token = tokens.begin; token < tokens.end; ++token) {
     ShiftedRow<T> row;
@@ -29,7 +29,7 @@ void rotate_keys(const RotateKeysParams& params) {
     const RowsView& keys = params.keys;
     const int64_t bytes = 2 * keys.tokens * keys.heads * keys.head_size * int64_t{sizeof(T)};
     const int threads = threads_for(bytes);
-    const Scratch scratch(threads, FactorTable::floats_needed(params.rope, 1));
+    const Scratch scratch(threads, FactorTable::floats_needed(params.rope));
 #pragma omp parallel num_threads(threads)
     rotate<T>(params, share_of_thread(keys.tokens), scratch.part(omp_get_thread_num()));
   });

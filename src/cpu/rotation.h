@@ -55,53 +55,44 @@ struct Factors {
   const float* sine = nullptr;
 };
 
-// Computes factors, and keeps those of the last `kept` different deltas in a row.
+// Computes factors, and keeps them for as long as the delta stays the same.
 class FactorTable {
  public:
-  static int64_t floats_needed(const RopeView& rope, int64_t kept) {
-    return kept * 2 * rope.rotary_dim;
-  }
+  static int64_t floats_needed(const RopeView& rope) { return 2 * rope.rotary_dim; }
 
-  FactorTable(const RopeView& rope, int64_t kept, float* memory)
-      : rope_(rope), kept_(kept), memory_(memory) {}
+  FactorTable(const RopeView& rope, float* memory)
+      : rope_(rope), cosine_(memory), sine_(memory + rope.rotary_dim) {}
 
-  // Valid until `kept` more deltas, each unlike the one before, have been asked for.
+  // Valid until another delta is asked for.
   Factors of(int64_t delta) {
     if (delta == 0) return {};
     if (delta != last_delta_) {
       last_delta_ = delta;
-      slot_ = slot_ + 1 == kept_ ? 0 : slot_ + 1;
       fill(static_cast<double>(delta));
     }
-    return {cosine(), sine()};
+    return {cosine_, sine_};
   }
 
  private:
-  float* cosine() const { return memory_ + slot_ * 2 * rope_.rotary_dim; }
-  float* sine() const { return cosine() + rope_.rotary_dim; }
-
   void fill(double delta) {
     const int64_t pairs = rope_.rotary_dim / 2;
     const double* frequencies = rope_.frequencies;
-    float* cosines = cosine();
-    float* sines = sine();
     for (int64_t i = 0; i < pairs; ++i) {
       const SinCos factors = sin_cos(delta * frequencies[i]);
-      cosines[i] = static_cast<float>(factors.cos);
-      sines[i] = static_cast<float>(factors.sin);
+      cosine_[i] = static_cast<float>(factors.cos);
+      sine_[i] = static_cast<float>(factors.sin);
     }
     if (rope_.pairing == RopePairing::neox) return;
     for (int64_t i = pairs - 1; i >= 0; --i) {  // in place, so from the last pair down
-      cosines[2 * i] = cosines[2 * i + 1] = cosines[i];
-      sines[2 * i + 1] = sines[i];
-      sines[2 * i] = -sines[i];
+      cosine_[2 * i] = cosine_[2 * i + 1] = cosine_[i];
+      sine_[2 * i + 1] = sine_[i];
+      sine_[2 * i] = -sine_[i];
     }
   }
 
   RopeView rope_;
-  int64_t kept_;
-  float* memory_;
-  int64_t slot_ = 0;
+  float* cosine_;
+  float* sine_;
   int64_t last_delta_ = 0;
 };
 

@@ -2,6 +2,7 @@
 // elements lie.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cpu/isa.h"
@@ -18,18 +19,14 @@ struct Tile {
   int64_t offset;  // of the first token in the block
 };
 
-// The most tokens in a tile: as many elements as a cache line has. Tiles do not cross multiples of
-// it, so that the tokens of a tile fill lines where a block is stored transposed.
-template <typename T>
-inline constexpr int64_t kTileTokens = 64 / static_cast<int64_t>(sizeof(T));
-
-template <typename T>
-inline Tile next_tile(const int64_t* slots, int64_t begin, int64_t end, int64_t block_size) {
+// Does not cross multiples of `boundary` tokens in the block.
+inline Tile next_tile(const int64_t* slots, int64_t begin, int64_t end, int64_t block_size,
+                      int64_t boundary) {
   const int64_t slot = slots[begin];
   if (slot == kPaddingSlot) return {begin, 1, kPaddingSlot, 0};
   const int64_t block = slot / block_size;
   const int64_t offset = slot - block * block_size;
-  int64_t most = kTileTokens<T> - offset % kTileTokens<T>;
+  int64_t most = boundary - offset % boundary;
   if (most > block_size - offset) most = block_size - offset;
   if (most > end - begin) most = end - begin;
   int64_t count = 1;
@@ -59,6 +56,11 @@ inline T* head_of_block(const PagedView& blocks, int64_t block, int64_t head) {
   return static_cast<T*>(blocks.data) + block * blocks.block_stride + head * blocks.head_stride;
 }
 
+template <typename T>
+inline void copy_row(const T* in, int64_t head_size, T* out) {
+  __builtin_memcpy(out, in, static_cast<size_t>(head_size) * sizeof(T));
+}
+
 template <typename In, typename Out>
 inline void copy_row(const In* in, int64_t head_size, Out* out) {
   for_lanes(0, head_size, [&](auto lanes, int64_t d, int n) {
@@ -74,17 +76,6 @@ inline void for_each_dim(const AxisStride& dim, int64_t head_size, const Functio
     const int64_t members = left < dim.tile ? left : dim.tile;
     const int64_t start = begin / dim.tile * dim.outer_stride;
     for (int64_t i = 0; i < members; ++i) function(begin + i, start + i * dim.inner_stride);
-  }
-}
-
-// kWidth vectors, transposed: `dims` rows of `columns` elements, dim_stride apart.
-template <typename Out>
-inline void store_square(Vec* square, int dims, int columns, int64_t dim_stride, Out* out) {
-  transpose(square);
-  if (columns == kWidth) {
-    for (int i = 0; i < dims; ++i) store(out + i * dim_stride, square[i]);
-  } else {
-    for (int i = 0; i < dims; ++i) store_partial(out + i * dim_stride, square[i], columns);
   }
 }
 

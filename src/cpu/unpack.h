@@ -56,6 +56,21 @@ inline void unpack_matrix(const BFloat16* block, const AxisStride& rows, int64_t
   }
 }
 
+// A square of to[column][row] = from[row][column]: all of it (kFull) or so many rows and columns.
+template <bool kFull, typename T>
+inline void unpack_square(const T* from, int64_t from_stride, int rows, int columns, float* to,
+                          int64_t to_stride) {
+  Vec square[kWidth];
+  for (int i = 0; i < kWidth; ++i) {
+    const bool exists = kFull || i < rows;
+    square[i] = exists ? load_lanes<kFull>(from + i * from_stride, columns) : zero();
+  }
+  transpose(square);
+  for (int i = 0; i < (kFull ? kWidth : columns); ++i) {
+    store_lanes<kFull>(to + i * to_stride, square[i], rows);
+  }
+}
+
 // to[column][row] = from[row][column], for rows of adjacent elements.
 template <typename T>
 inline void unpack_transposed(const T* from, int64_t from_stride, int num_rows, int num_columns,
@@ -64,19 +79,12 @@ inline void unpack_transposed(const T* from, int64_t from_stride, int num_rows, 
     const int rows = num_rows - row < kWidth ? num_rows - row : kWidth;
     for (int column = 0; column < num_columns; column += kWidth) {
       const int columns = num_columns - column < kWidth ? num_columns - column : kWidth;
-      Vec square[kWidth];
-      for (int i = 0; i < kWidth; ++i) {
-        const T* p = from + (row + i) * from_stride + column;
-        square[i] = i >= rows ? zero() : columns == kWidth ? load(p) : load_partial(p, columns);
-      }
-      transpose(square);
-      for (int i = 0; i < columns; ++i) {
-        float* p = to + (column + i) * to_stride + row;
-        if (rows == kWidth) {
-          store(p, square[i]);
-        } else {
-          store_partial(p, square[i], rows);
-        }
+      const T* square = from + row * from_stride + column;
+      float* unpacked = to + column * to_stride + row;
+      if (rows == kWidth && columns == kWidth) {
+        unpack_square<true>(square, from_stride, rows, columns, unpacked, to_stride);
+      } else {
+        unpack_square<false>(square, from_stride, rows, columns, unpacked, to_stride);
       }
     }
   }

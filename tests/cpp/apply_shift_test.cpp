@@ -151,11 +151,12 @@ TEST_P(ApplyShift, EveryCase) {
   }
 }
 
+// So much that it goes past the caches.
 Case long_case(const char* layout) {
   Case shape;
   shape.seed = 12;
   shape.layout = layout;
-  shape.tokens = 1500;
+  shape.tokens = 1700;
   shape.heads = 2;
   shape.head_size = 80;
   shape.block_size = 32;
@@ -200,6 +201,23 @@ TEST_P(ApplyShift, BlockIdsDoNotMatter) {
     for (int64_t d = 0; d < 80; ++d) {
       ASSERT_EQ(after.bits(Half::key, permuted.slots[i], 0, d),
                 before.bits(Half::key, problem.slots[i], 0, d));
+    }
+  }
+}
+
+TEST_P(ApplyShift, NoShiftOf16BitsKeepsEveryNumber) {
+  for (const char* layout : {"vec", "rows"}) {
+    Case shape = long_case(layout);
+    shape.dtype = shape.other_dtype = DataType::bfloat16;
+    shape.tokens *= 2;
+    const Problem problem(shape);
+    const CacheBuffer cache = problem.cache();
+    apply_shift(problem.params({}, cache, Half::key));
+    for (size_t i = 0; i < problem.slots.size(); ++i) {
+      for (int64_t d = 0; d < 80; ++d) {
+        ASSERT_EQ(cache.bits(Half::key, problem.slots[i], 1, d),
+                  problem.cached.bits(problem.cached_rows[i], 1, d));
+      }
     }
   }
 }

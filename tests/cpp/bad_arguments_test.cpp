@@ -192,5 +192,251 @@ TEST_F(BadArguments, RotatedMeanWithoutMean) {
   expect_refused("mean", "null", [&] { apply_shift(params); });
 }
 
+// Right arguments for every op over a request's keys.
+class BadRequestArguments : public BadArguments {
+ protected:
+  static constexpr int64_t kKeys = 20;
+  static constexpr int64_t kQueries = 3;
+
+  PushQueriesParams push() {
+    return {.query = rows_.view(),
+            .rows = indices_.data(),
+            .entries = indices_.data(),
+            .count = kQueries,
+            .buffer = buffer_.view()};
+  }
+  ScoreKeysParams score() {
+    ScoreKeysParams params;
+    params.query = rows_.view();
+    params.key = cache_.view(Half::key);
+    params.block_table = block_table_.data();
+    params.first_token = 18;
+    params.tokens = kKeys;
+    params.query_limits = limits_.data();
+    params.scores = floats_.data();
+    return params;
+  }
+  AccumulateAttentionParams accumulate() {
+    AccumulateAttentionParams params;
+    params.query = rows_.view();
+    params.query_limits = limits_.data();
+    params.query_phases = phases_.data();
+    params.num_phases = 1;
+    params.key = cache_.view(Half::key);
+    params.block_table = block_table_.data();
+    params.first_token = 18;
+    params.tokens = kKeys;
+    params.sums = floats_.data();
+    params.sums_stride = kKeys;
+    return params;
+  }
+  CompactParams moves() {
+    return {.key = cache_.view(Half::key),
+            .value = cache_.view(Half::value),
+            .block_table = block_table_.data(),
+            .first_token = 18,
+            .starts = move_starts_.data(),
+            .from = from_.data(),
+            .to = to_.data()};
+  }
+  KeyRedundancyParams redundancy() {
+    KeyRedundancyParams params;
+    params.key = cache_.view(Half::key);
+    params.block_table = block_table_.data();
+    params.first_token = 18;
+    params.tokens = kKeys;
+    params.redundancy = floats_.data();
+    return params;
+  }
+  TriattentionScoreParams triattention() {
+    TriattentionScoreParams params;
+    params.key = cache_.view(Half::key);
+    params.block_table = block_table_.data();
+    params.first_token = 18;
+    params.tokens = kKeys;
+    params.synthetic_query = weights_.data();
+    params.norm_weights = weights_.data();
+    params.query_heads = 2;
+    params.rotary_dim = 32;
+    params.scores = floats_.data();
+    return params;
+  }
+  TriattentionQueryParams triattention_query_params() {
+    return {.query_heads = 1,
+            .head_size = 32,
+            .rope = rope(),
+            .mean_query = weights_.data(),
+            .mean_norm = weights_.data(),
+            .synthetic_query = floats_.data(),
+            .norm_weights = floats_.data()};
+  }
+
+  RowsBuffer buffer_{DataType::bfloat16, kQueries, 2, 32, RowsOrder::packed};
+  std::vector<int32_t> block_table_ = {-1, 3, 0};
+  std::vector<int64_t> limits_ = {0, 5, kKeys};
+  std::vector<int32_t> phases_ = {0, 0, 0};
+  std::vector<int64_t> move_starts_ = {0, 2, 3};
+  std::vector<int64_t> from_ = {0, 1, 2};
+  std::vector<int64_t> to_ = {10, 12, 11};
+  std::vector<float> weights_ = std::vector<float>(64, 1.0F);
+};
+
+TEST_F(BadRequestArguments, KeyRange) {
+  block_table_[2] = 4;
+  const std::string entry = "block_table[2]";
+  expect_refused(entry, "4", [&] { score_keys(score()); });
+  expect_refused(entry, "4", [&] { accumulate_attention(accumulate()); });
+  expect_refused(entry, "4", [&] { key_redundancy(redundancy()); });
+  expect_refused(entry, "4", [&] { triattention_score(triattention()); });
+  to_[2] = 14;
+  expect_refused(entry, "4", [&] { compact(moves()); });
+  block_table_[2] = 0;
+  ScoreKeysParams params = score();
+  params.first_token = 15;  // in a block that was freed
+  expect_refused("block_table[0]", "-1", [&] { score_keys(params); });
+  params.first_token = -1;
+  expect_refused("first_token", "-1", [&] { score_keys(params); });
+  params = score();
+  params.tokens = -1;
+  expect_refused("tokens", "-1", [&] { score_keys(params); });
+  params.tokens = std::numeric_limits<int64_t>::max();
+  expect_refused("tokens", "9223372036854775807", [&] { score_keys(params); });
+  params = score();
+  params.block_table = nullptr;
+  expect_refused("block_table", "null", [&] { score_keys(params); });
+}
+
+TEST_F(BadRequestArguments, PushQueries) {
+  indices_[1] = 3;
+  expect_refused("rows[1]", "3", [&] { push_queries(push()); });
+  const std::vector<int64_t> rows = {0, 1, 2};
+  PushQueriesParams params = push();
+  params.rows = rows.data();
+  expect_refused("entries[1]", "3", [&] { push_queries(params); });
+  params.count = -1;
+  expect_refused("count", "-1", [&] { push_queries(params); });
+  indices_[1] = 1;
+  const RowsBuffer wide(DataType::float32, kQueries, 2, 64, RowsOrder::packed);
+  params = push();
+  params.buffer = wide.view();
+  expect_refused("buffer.head_size", "64", [&] { push_queries(params); });
+}
+
+TEST_F(BadRequestArguments, Queries) {
+  limits_[1] = kKeys + 1;
+  expect_refused("query_limits[1]", "21", [&] { score_keys(score()); });
+  expect_refused("query_limits[1]", "21", [&] { accumulate_attention(accumulate()); });
+  limits_[1] = -1;
+  expect_refused("query_limits[1]", "-1", [&] { score_keys(score()); });
+  limits_[1] = 1;
+  const RowsBuffer three(DataType::float32, kQueries, 3, 32, RowsOrder::packed);
+  ScoreKeysParams params = score();
+  params.query = three.view();
+  expect_refused("query.heads", "3", [&] { score_keys(params); });
+  params = score();
+  params.scale = std::numeric_limits<float>::infinity();
+  expect_refused("scale", "inf", [&] { score_keys(params); });
+  params = score();
+  params.excluded_recent = -1;
+  expect_refused("excluded_recent", "-1", [&] { score_keys(params); });
+  params = score();
+  params.pooling = Pooling::max;
+  for (const int64_t kernel : {0, 4, -3}) {
+    params.pooling_kernel = kernel;
+    expect_refused("pooling_kernel", std::to_string(kernel), [&] { score_keys(params); });
+  }
+  params = score();
+  params.scores = nullptr;
+  expect_refused("scores", "null", [&] { score_keys(params); });
+}
+
+TEST_F(BadRequestArguments, AttentionSums) {
+  phases_[2] = 1;
+  expect_refused("query_phases[2]", "1", [&] { accumulate_attention(accumulate()); });
+  phases_[2] = -1;
+  expect_refused("query_phases[2]", "-1", [&] { accumulate_attention(accumulate()); });
+  phases_[2] = 0;
+  AccumulateAttentionParams params = accumulate();
+  params.sums_stride = kKeys - 1;
+  expect_refused("sums_stride", "19", [&] { accumulate_attention(params); });
+  params = accumulate();
+  params.query_limits = nullptr;
+  expect_refused("query_limits", "null", [&] { accumulate_attention(params); });
+}
+
+TEST_F(BadRequestArguments, Moves) {
+  to_[1] = 9;
+  expect_refused("to[1]", "9", [&] { compact(moves()); });
+  to_[1] = 12;
+  from_[1] = 10;
+  expect_refused("to[0]", "10", [&] { compact(moves()); });
+  from_[1] = 0;
+  expect_refused("from[1]", "0", [&] { compact(moves()); });
+  from_[1] = 1;
+  from_[0] = -1;
+  expect_refused("from[0]", "-1", [&] { compact(moves()); });
+  from_[0] = 0;
+  move_starts_ = {0, 2, 1};
+  expect_refused("starts[2]", "1", [&] { compact(moves()); });
+  move_starts_ = {1, 2, 3};
+  expect_refused("starts[0]", "1", [&] { compact(moves()); });
+  move_starts_ = {0, 2, 3};
+  CompactParams params = moves();
+  params.first_token = -1;
+  expect_refused("first_token", "-1", [&] { compact(params); });
+  params = moves();
+  params.value.head_size = 16;
+  expect_refused("value.head_size", "16", [&] { compact(params); });
+  const CacheBuffer half("vec", DataType::float16, 4, 2, 16, 32);
+  params = moves();
+  params.value = half.view(Half::value);
+  expect_refused("value.dtype", "float16", [&] { compact(params); });
+}
+
+TEST_F(BadRequestArguments, KeptIndices) {
+  expect_refused("kept_indices", "[3]",
+                 [] { plan_compaction(std::vector<int64_t>{0, 1, 2}, 2, 8); });
+  expect_refused("kept_indices[1]", "0",
+                 [] { plan_compaction(std::vector<int64_t>{0, 0, 1, 2}, 2, 8); });
+  expect_refused("kept_indices[3]", "8",
+                 [] { plan_compaction(std::vector<int64_t>{0, 1, 2, 8}, 2, 8); });
+  expect_refused("kept_indices[2]", "-1",
+                 [] { plan_compaction(std::vector<int64_t>{0, 1, -1, 2}, 2, 8); });
+  expect_refused("tokens", "1", [] { plan_compaction(std::vector<int64_t>{0, 1}, 1, 1); });
+  expect_refused("kv_heads", "0", [] { plan_compaction({}, 0, 1); });
+  const CompactionMoves moves = plan_compaction(std::vector<int64_t>{0, 1}, 1, 8);
+  expect_refused("kept", "9", [&] { compaction_sources(moves, 9, 8); });
+  expect_refused("moves.to[0]", "6", [&] { compaction_sources(moves, 1, 8); });
+}
+
+TEST_F(BadRequestArguments, KeyScores) {
+  KeyRedundancyParams params = redundancy();
+  params.threshold = -0.5F;
+  expect_refused("threshold", "-0.500000", [&] { key_redundancy(params); });
+  params = redundancy();
+  params.redundancy = nullptr;
+  expect_refused("redundancy", "null", [&] { key_redundancy(params); });
+  TriattentionScoreParams scored = triattention();
+  scored.query_heads = 3;
+  expect_refused("query_heads", "3", [&] { triattention_score(scored); });
+  scored = triattention();
+  for (const int64_t rotary_dim : {0, 3, 34}) {
+    scored.rotary_dim = rotary_dim;
+    expect_refused("rotary_dim", std::to_string(rotary_dim), [&] { triattention_score(scored); });
+  }
+  scored = triattention();
+  scored.norm_weights = nullptr;
+  expect_refused("norm_weights", "null", [&] { triattention_score(scored); });
+  TriattentionQueryParams query = triattention_query_params();
+  query.time = -1;
+  expect_refused("time", "-1", [&] { triattention_query(query); });
+  query = triattention_query_params();
+  query.mean_norm = nullptr;
+  expect_refused("mean_norm", "null", [&] { triattention_query(query); });
+  query = triattention_query_params();
+  query.magnitude = std::numeric_limits<double>::quiet_NaN();
+  expect_refused("magnitude", "nan", [&] { triattention_query(query); });
+}
+
 }  // namespace
 }  // namespace phasekv

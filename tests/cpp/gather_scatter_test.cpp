@@ -82,22 +82,25 @@ TEST_P(GatherScatter, GatherReadsTheSlotsAndNothingElse) {
   }
 }
 
+// As much as goes past the caches.
 TEST_P(GatherScatter, ThreadsDoNotMatter) {
+  constexpr int64_t kTokens = 3000;
+  std::vector<int64_t> slots;
+  for (int64_t i = 0; i < kTokens; ++i) slots.push_back(i + 7);
   for (const char* layout : {"vec", "rows"}) {
-    constexpr int64_t kTokens = 1500;
-    RowsBuffer rows(DataType::float32, kTokens, 3, 80, RowsOrder::packed);
-    rows.fill_random(1);
-    std::vector<int64_t> slots;
-    for (int64_t i = 0; i < kTokens; ++i) slots.push_back(i + 7);
-    for (const int threads : {1, 2, 3, 7}) {
-      omp_set_num_threads(threads);
-      CacheBuffer cache(layout, DataType::float32, 50, 3, 32, 80);
-      const PagedView& blocks = cache.view(Half::key);
-      scatter_blocks({.rows = rows.view(), .slots = slots.data(), .blocks = blocks});
-      expect_same(cache, Half::key, slots, rows);
-      const RowsBuffer back(DataType::float32, kTokens, 3, 80, RowsOrder::packed);
-      gather_blocks({.blocks = blocks, .slots = slots.data(), .rows = back.view()});
-      expect_same(cache, Half::key, slots, back);
+    for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+      RowsBuffer rows(dtype, kTokens, 3, 80, RowsOrder::packed);
+      rows.fill_random_bits(1);
+      for (const int threads : {1, 2, 3, 7}) {
+        omp_set_num_threads(threads);
+        CacheBuffer cache(layout, dtype, 96, 3, 32, 80);
+        const PagedView& blocks = cache.view(Half::key);
+        scatter_blocks({.rows = rows.view(), .slots = slots.data(), .blocks = blocks});
+        expect_same(cache, Half::key, slots, rows);
+        const RowsBuffer back(dtype, kTokens, 3, 80, RowsOrder::packed);
+        gather_blocks({.blocks = blocks, .slots = slots.data(), .rows = back.view()});
+        expect_same(cache, Half::key, slots, back);
+      }
     }
   }
 }

@@ -116,5 +116,102 @@ TEST_P(GuardedMemory, EveryOpStaysInside) {
   }
 }
 
+// The ops over the keys [first_token, block_size) of a request that has one block. Its keys and its
+// values, each in memory of their own, fill theirs.
+void use_all_request_ops(DataType dtype, int64_t block_size, int64_t first_token, int64_t head_size,
+                         Guard guard) {
+  constexpr int64_t kQueries = 3;
+  const int64_t tokens = block_size - first_token;
+  const Guarded key_memory(block_size * head_size * size_of(dtype), guard);
+  const Guarded value_memory(block_size * head_size * size_of(dtype), guard);
+  const Guarded query_memory(kQueries * head_size * size_of(dtype), guard);
+  const Guarded buffer_memory(kQueries * head_size * 2, guard);
+  const Guarded table_memory(4, guard);
+  const Guarded scores_memory(tokens * 4, guard);
+  const Guarded sums_memory(2 * tokens * 4, guard);
+  const Guarded weights_memory(head_size * 4, guard);
+  const Guarded norm_weights_memory(head_size / 2 * 4, guard);
+  PagedKV kv = cpu_paged_kv("vec", key_memory.data(), dtype, 1, 1, block_size, head_size,
+                            2 * block_size * head_size, 2 * block_size * head_size);
+  kv.value.data = value_memory.data();
+  const auto* block_table = reinterpret_cast<const int32_t*>(table_memory.data());
+  auto* scores = reinterpret_cast<float*>(scores_memory.data());
+  const RowsView query = rows_in(query_memory, dtype, kQueries, head_size);
+  const std::vector<int64_t> rows = {2, 0, 1};
+  push_queries({.query = query,
+                .rows = rows.data(),
+                .entries = rows.data(),
+                .count = kQueries,
+                .buffer = rows_in(buffer_memory, DataType::bfloat16, kQueries, head_size)});
+  const std::vector<int64_t> limits = {1, tokens, (tokens + 1) / 2};
+  const std::vector<int32_t> phases = {1, 0, 1};
+  for (const GroupReduction group :
+       {GroupReduction::max_logit, GroupReduction::max, GroupReduction::mean}) {
+    for (const Pooling pooling : {Pooling::none, Pooling::max, Pooling::average}) {
+      score_keys({.query = query,
+                  .key = kv.key,
+                  .block_table = block_table,
+                  .first_token = first_token,
+                  .tokens = tokens,
+                  .query_limits = limits.data(),
+                  .excluded_recent = 1,
+                  .group = group,
+                  .pooling = pooling,
+                  .pooling_kernel = 5,
+                  .scores = scores});
+    }
+  }
+  accumulate_attention({.query = query,
+                        .query_limits = limits.data(),
+                        .query_phases = phases.data(),
+                        .num_phases = 2,
+                        .key = kv.key,
+                        .block_table = block_table,
+                        .first_token = first_token,
+                        .tokens = tokens,
+                        .sums = reinterpret_cast<float*>(sums_memory.data()),
+                        .sums_stride = tokens});
+  key_redundancy({.key = kv.key,
+                  .block_table = block_table,
+                  .first_token = first_token,
+                  .tokens = tokens,
+                  .redundancy = scores});
+  triattention_score({.key = kv.key,
+                      .block_table = block_table,
+                      .first_token = first_token,
+                      .tokens = tokens,
+                      .synthetic_query = reinterpret_cast<const float*>(weights_memory.data()),
+                      .norm_weights = reinterpret_cast<const float*>(norm_weights_memory.data()),
+                      .query_heads = 1,
+                      .rotary_dim = head_size / 2 * 2,
+                      .scores = scores});
+  std::vector<int64_t> kept;
+  for (int64_t i = 0; i < tokens; i += 2) kept.push_back(i);
+  const CompactionMoves moves = plan_compaction(kept, 1, tokens);
+  compact({.key = kv.key,
+           .value = kv.value,
+           .block_table = block_table,
+           .first_token = first_token,
+           .starts = moves.starts.data(),
+           .from = moves.from.data(),
+           .to = moves.to.data()});
+}
+
+TEST_P(GuardedMemory, EveryRequestOpStaysInside) {
+  if (GetParam().kernels->score_keys == nullptr) GTEST_SKIP() << "no kernels of these ops";
+  for (const Guard guard : {Guard::before, Guard::after}) {
+    for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
+      for (const int64_t block_size : {1, 3, 16, 37, 64, 96}) {
+        for (const int64_t first_token : {0, 5, 33}) {
+          if (first_token >= block_size) continue;
+          for (const int64_t head_size : {2, 6, 16, 30, 80}) {
+            use_all_request_ops(dtype, block_size, first_token, head_size, guard);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace phasekv

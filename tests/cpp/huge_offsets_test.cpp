@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <iterator>
 #include <vector>
 
 #include "buffers.h"
@@ -94,6 +95,94 @@ TEST_P(HugeOffsets, Blocks) {
     for (int64_t token = 0; token < tokens; ++token) {
       for (int64_t d = 0; d < kHeadSize; ++d) {
         ASSERT_EQ(back.bits(token, kHeads - 1, d), rows.bits(token, kHeads - 1, d));
+      }
+    }
+  }
+}
+
+// A request whose blocks lie around 2^31 and 2^32 elements, against the same one in a small cache.
+TEST_P(HugeOffsets, RequestOps) {
+  if (GetParam().kernels->score_keys == nullptr) GTEST_SKIP() << "no kernels of these ops";
+  constexpr int64_t kTokens = std::size(kUsedBlocks) * kBlockSize - 9;
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+    const VirtualMemory memory(kBlocks * kPerBlock * size_of(dtype));
+    if (!memory.exists()) GTEST_SKIP() << "no address space for " << kBlocks << " blocks";
+    const PagedKV far = cpu_paged_kv("vec", memory.data(), dtype, kBlocks, kHeads, kBlockSize,
+                                     kHeadSize, kPerBlock, kPerHead);
+    const CacheBuffer small("vec", dtype, std::size(kUsedBlocks), kHeads, kBlockSize, kHeadSize);
+    const PagedKV near = {small.view(oracle::Half::key), small.view(oracle::Half::value)};
+    RowsBuffer rows(dtype, std::size(kUsedBlocks) * kBlockSize, kHeads, kHeadSize,
+                    RowsOrder::packed);
+    rows.fill_random(1);
+    std::vector<int32_t> far_table;
+    std::vector<int32_t> near_table;
+    std::vector<int64_t> far_slots;
+    std::vector<int64_t> near_slots;
+    for (const int64_t block : kUsedBlocks) {
+      far_table.push_back(static_cast<int32_t>(block));
+      near_table.push_back(static_cast<int32_t>(near_table.size()));
+      for (int64_t i = 0; i < kBlockSize; ++i) {
+        far_slots.push_back(block * kBlockSize + i);
+        near_slots.push_back(static_cast<int64_t>(near_slots.size()));
+      }
+    }
+    std::vector<float> scores[2];
+    std::vector<float> sums[2];
+    RowsBuffer query(DataType::float32, 5, kHeads, kHeadSize, RowsOrder::packed);
+    query.fill_random(2);
+    const std::vector<int64_t> limits = {1, 100, 200, 300, kTokens};
+    const std::vector<int32_t> phases(5, 0);
+    std::vector<int64_t> kept;
+    for (int64_t head = 0; head < kHeads; ++head) {
+      for (int64_t i = head % 2; i < kTokens - 1; i += 2) kept.push_back(i);
+    }
+    const CompactionMoves moves = plan_compaction(kept, kHeads, kTokens);
+    RowsBuffer after[2] = {rows, rows};
+    for (const bool is_far : {false, true}) {
+      const PagedKV& kv = is_far ? far : near;
+      const std::vector<int64_t>& slots = is_far ? far_slots : near_slots;
+      const int32_t* block_table = is_far ? far_table.data() : near_table.data();
+      scatter_blocks({.rows = rows.view(), .slots = slots.data(), .blocks = kv.key});
+      scatter_blocks({.rows = rows.view(), .slots = slots.data(), .blocks = kv.value});
+      std::vector<float>& score = scores[is_far ? 1 : 0];
+      std::vector<float>& sum = sums[is_far ? 1 : 0];
+      score.resize(static_cast<size_t>(kHeads * kTokens));
+      sum.resize(score.size());
+      score_keys({.query = query.view(),
+                  .key = kv.key,
+                  .block_table = block_table,
+                  .first_token = 7,
+                  .tokens = kTokens,
+                  .scale = 0.1F,
+                  .scores = score.data()});
+      accumulate_attention({.query = query.view(),
+                            .query_limits = limits.data(),
+                            .query_phases = phases.data(),
+                            .num_phases = 1,
+                            .key = kv.key,
+                            .block_table = block_table,
+                            .first_token = 7,
+                            .tokens = kTokens,
+                            .scale = 0.1F,
+                            .sums = sum.data(),
+                            .sums_stride = kTokens});
+      compact({.key = kv.key,
+               .value = kv.value,
+               .block_table = block_table,
+               .first_token = 7,
+               .starts = moves.starts.data(),
+               .from = moves.from.data(),
+               .to = moves.to.data()});
+      gather_blocks(
+          {.blocks = kv.key, .slots = slots.data(), .rows = after[is_far ? 1 : 0].view()});
+    }
+    EXPECT_EQ(scores[0], scores[1]);
+    EXPECT_EQ(sums[0], sums[1]);
+    for (int64_t token = 0; token < rows.view().tokens; ++token) {
+      for (int64_t head = 0; head < kHeads; ++head) {
+        for (int64_t d = 0; d < kHeadSize; ++d) {
+          ASSERT_EQ(after[1].bits(token, head, d), after[0].bits(token, head, d));
+        }
       }
     }
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
@@ -23,8 +24,9 @@ PHASEKV_FOR_EACH_IMPLEMENTATION(RandomSequences);
 
 class Sequence {
  public:
-  Sequence(const char* layout, uint32_t seed)
+  Sequence(const char* layout, uint32_t seed, bool compacts)
       : generator_(seed),
+        compacts_(compacts),
         cache_(layout, DataType::float32, kBlocks, kHeads, kBlockSize, kHeadSize) {
     for (int64_t i = 0; i < kRotaryDim / 2; ++i) {
       frequencies_.push_back(1.0 / static_cast<double>(i + 1));
@@ -32,6 +34,7 @@ class Sequence {
   }
 
   void step() {
+    if (compacts_ && next(4) == 0) return compact_request();
     const std::vector<int64_t> slots = some_slots();
     const Half half = next(2) == 0 ? Half::key : Half::value;
     switch (next(3)) {
@@ -132,7 +135,47 @@ class Sequence {
     }
   }
 
+  // Keeps some keys of a request whose blocks are any, from some token on.
+  void compact_request() {
+    std::vector<int32_t> block_table(kBlocks);
+    std::iota(block_table.begin(), block_table.end(), 0);
+    std::shuffle(block_table.begin(), block_table.end(), generator_);
+    const int64_t first_token = next(kBlocks * kBlockSize);
+    const int64_t tokens = next(kBlocks * kBlockSize - first_token + 1);
+    const int64_t kept = next(tokens + 1);
+    std::vector<int64_t> chosen;
+    for (int64_t head = 0; head < kHeads; ++head) {
+      std::vector<int64_t> all(static_cast<size_t>(tokens));
+      std::iota(all.begin(), all.end(), 0);
+      std::shuffle(all.begin(), all.end(), generator_);
+      std::sort(all.begin(), all.begin() + kept);
+      chosen.insert(chosen.end(), all.begin(), all.begin() + kept);
+    }
+    const CompactionMoves moves = plan_compaction(chosen, kHeads, tokens);
+    compact({.key = cache_.view(Half::key),
+             .value = cache_.view(Half::value),
+             .block_table = block_table.data(),
+             .first_token = first_token,
+             .starts = moves.starts.data(),
+             .from = moves.from.data(),
+             .to = moves.to.data()});
+    const auto slot_of = [&](int64_t index) {
+      const int64_t token = first_token + index;
+      return block_table[static_cast<size_t>(token / kBlockSize)] * kBlockSize + token % kBlockSize;
+    };
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const auto begin = static_cast<size_t>(moves.starts[static_cast<size_t>(head)]);
+      const auto end = static_cast<size_t>(moves.starts[static_cast<size_t>(head + 1)]);
+      for (size_t i = begin; i < end; ++i) {
+        for (const Half half : {Half::key, Half::value}) {
+          row(half, slot_of(moves.to[i]), head) = row(half, slot_of(moves.from[i]), head);
+        }
+      }
+    }
+  }
+
   std::mt19937 generator_;
+  bool compacts_;
   CacheBuffer cache_;
   std::vector<double> frequencies_;
   std::map<std::pair<Half, int64_t>, oracle::Row> model_;
@@ -142,7 +185,7 @@ TEST_P(RandomSequences, TheCacheIsWhatWasWritten) {
   for (const char* layout : {"vec", "rows"}) {
     for (uint32_t seed = 0; seed < 5; ++seed) {
       SCOPED_TRACE(testing::Message() << layout << ", seed " << seed);
-      Sequence sequence(layout, seed);
+      Sequence sequence(layout, seed, GetParam().kernels->compact != nullptr);
       for (int i = 0; i < 60; ++i) {
         sequence.step();
         if (HasFatalFailure()) return;
