@@ -226,10 +226,10 @@ def ops_table(rows: list[dict[str, Any]]) -> str:
 
 def shape_of(row: dict[str, Any]) -> str:
     """The shape of an op's data in a few words, for the head of a column."""
-    heads = f"{row['kv_heads']} x {row['head_size']}"
+    heads = f"{row['kv_heads']}x{row['head_size']}"
     queries = f", {row['queries']} queries" if row["queries"] else ""
     block = f", blocks of {row['block_size']}" if row["block_size"] != 128 else ""
-    return f"{row['tokens']} x {heads} {row['dtype']}{queries}{block}"
+    return f"{row['tokens']}x{heads} {row['dtype']}{queries}{block}"
 
 
 def share_cell(row: dict[str, Any]) -> str:
