@@ -267,8 +267,7 @@ void register_eviction(py::module_& module) {
       .def("finish", &Evictor::finish, "Reports of the requests that had an event.")
       .def_property_readonly("block_size",
                              [](const Evictor& evictor) { return evictor.shape().block_size; })
-      .def_property_readonly("scale",
-                             [](const Evictor& evictor) { return evictor.shape().scale; })
+      .def_property_readonly("scale", [](const Evictor& evictor) { return evictor.shape().scale; })
       .def("computed", &Evictor::computed, py::arg("request"))
       .def("held", &Evictor::held, py::arg("request"))
       .def("kept_by_phase", &Evictor::kept_by_phase, py::arg("request"))

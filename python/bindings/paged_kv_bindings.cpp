@@ -84,9 +84,10 @@ void register_paged_kv(py::module_& module) {
       "cpu_paged_kv", &paged_kv_of, py::arg("layout"), py::arg("kv_cache"),
       "View vLLM's CPU cache tensor [num_blocks, kv_heads, block_size, 2 * head_size] in the "
       "layout vec, vec16 or amx.");
-  module.def("strided_paged_kv", &strided_paged_kv, py::kw_only(), py::arg("key"), py::arg("value"),
-             "View blocks of keys and of values, each [num_blocks, kv_heads, block_size, head_size] "
-             "with any strides. The tensors must outlive the view.");
+  module.def(
+      "strided_paged_kv", &strided_paged_kv, py::kw_only(), py::arg("key"), py::arg("value"),
+      "View blocks of keys and of values, each [num_blocks, kv_heads, block_size, head_size] "
+      "with any strides. The tensors must outlive the view.");
 }
 
 }  // namespace phasekv::bindings
