@@ -13,6 +13,7 @@
 #include "phasekv/cuda.h"
 #include "validate.h"
 #include "views.cuh"
+#include "workspace.cuh"
 
 namespace phasekv::cuda {
 namespace {
@@ -20,7 +21,6 @@ namespace {
 constexpr int64_t kMaxHeadSize = 256;
 constexpr unsigned kListThreads = 128;
 constexpr unsigned kMergeThreads = 128;
-constexpr int64_t kWorkspaceAlignment = 256;
 
 // Row i is the first of the requests between its own and that of the row before.
 __global__ void __launch_bounds__(kListThreads)
@@ -87,25 +87,13 @@ TileShape tile_shape_of(const AttendRowsParams& params) {
   return {256, kTileVectors, 16};
 }
 
-int64_t rounded_up(int64_t bytes) {
-  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-}
-
-// Divides the workspace. Returns the bytes needed.
-int64_t place_in_workspace(const AttendRowsParams& params, const TileShape& shape, void* data,
-                           AttendGrid* grid) {
+void place(const AttendRowsParams& params, const TileShape& shape, Allotment& memory,
+           AttendGrid& grid) {
   const int64_t partials =
-      grid->parts > 1 ? params.query.tokens * params.query.heads * grid->parts : 0;
-  const int64_t starts_bytes = rounded_up((params.num_requests + 1) * int64_t{sizeof(int64_t)});
-  const int64_t sums_bytes = rounded_up(partials * 2 * int64_t{sizeof(float)});
-  const int64_t outputs_bytes = partials * shape.dims * int64_t{sizeof(float)};
-  auto* bytes = static_cast<char*>(data);
-  grid->request_starts = reinterpret_cast<int64_t*>(bytes);
-  if (partials > 0) {
-    grid->partial_sums = reinterpret_cast<float*>(bytes + starts_bytes);
-    grid->partial_outputs = reinterpret_cast<float*>(bytes + starts_bytes + sums_bytes);
-  }
-  return starts_bytes + sums_bytes + outputs_bytes;
+      grid.parts > 1 ? params.query.tokens * params.query.heads * grid.parts : 0;
+  grid.request_starts = memory.take<int64_t>(params.num_requests + 1);
+  grid.partial_sums = memory.take<float>(2 * partials);
+  grid.partial_outputs = memory.take<float>(partials * shape.dims);
 }
 
 TileAlignment tile_alignment_of(const AttendRowsParams& params) {
@@ -185,7 +173,8 @@ void check(const AttendRowsParams& params) {
     throw Error(ErrorCode::unsupported, "key.head_size", std::to_string(params.key.head_size),
                 "there are CUDA kernels of head sizes up to " + std::to_string(kMaxHeadSize));
   }
-  if (params.block_table_stride * params.key.block_size > kMaxInBlock) {
+  // A tile of keys beyond the last is counted too.
+  if (params.block_table_stride > (kMaxInBlock - 64) / params.key.block_size) {
     refuse("block_table_stride", params.block_table_stride, "fewer than 2^31 tokens a request");
   }
   if (!std::isfinite(params.scale)) refuse("scale", std::to_string(params.scale), "finite");
@@ -201,7 +190,9 @@ int64_t attend_rows_workspace_bytes(const AttendRowsParams& params) {
   check(params);
   const TileShape shape = tile_shape_of(params);
   AttendGrid grid = plan_attend_rows(params, shape.vectors, shape.keys);
-  return place_in_workspace(params, shape, nullptr, &grid);
+  Allotment memory;
+  place(params, shape, memory, grid);
+  return memory.bytes();
 }
 
 void attend_rows(const AttendRowsParams& params, const Workspace& workspace, Stream stream) {
@@ -209,11 +200,9 @@ void attend_rows(const AttendRowsParams& params, const Workspace& workspace, Str
   if (params.query.tokens == 0) return;
   const TileShape shape = tile_shape_of(params);
   AttendGrid grid = plan_attend_rows(params, shape.vectors, shape.keys);
-  const int64_t bytes = place_in_workspace(params, shape, workspace.data, &grid);
-  if (workspace.data == nullptr || workspace.bytes < bytes) {
-    refuse("workspace.bytes", workspace.data == nullptr ? 0 : workspace.bytes,
-           "at least attend_rows_workspace_bytes(), " + std::to_string(bytes));
-  }
+  Allotment memory(workspace);
+  place(params, shape, memory, grid);
+  memory.check("attend_rows_workspace_bytes()");
   launch(find_request_starts_kernel, dim3(blocks_for(params.query.tokens + 1, kListThreads)),
          kListThreads, 0, stream, params.row_requests, params.query.tokens, params.num_requests,
          grid.request_starts);

@@ -5,13 +5,12 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "launch.cuh"
 #include "phasekv/ops/attend_rows.h"
 #include "platform.cuh"
 
 namespace phasekv::cuda {
 
-// Enough blocks for every multiprocessor of an A100 or an H100 to hold two.
-inline constexpr int64_t kBlocksThatFillADevice = 264;
 inline constexpr int64_t kLeastKeysPerPart = 256;
 inline constexpr int64_t kMostParts = 32;
 
@@ -26,15 +25,11 @@ struct AttendGrid {
   int64_t row_tiles = 0;  // more than there are, if anything: see TileRows
   int parts = 1;          // of the keys
   int64_t keys_per_part = 0;
-  float* partial_outputs = nullptr;   // [rows, query heads, parts, kDims]; unused with one part
-  float* partial_sums = nullptr;      // [rows, query heads, parts, 2]: maximum, sum of weights
+  float* partial_outputs = nullptr;  // [rows, query heads, parts, kDims]; unused with one part
+  float* partial_sums = nullptr;  // [rows, query heads, parts, 2]: maximum of the scores in units
+                                  // of log 2, sum of weights
   int64_t* request_starts = nullptr;  // [num_requests + 1] first row of each request
 };
-
-// Parts hand over the maxima of their scores in units of log 2.
-inline constexpr float kLog2E = 1.4426950408889634F;
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // For tiles of `vectors` query vectors that take keys `keys_per_tile` at a time.
 inline AttendGrid plan_attend_rows(const AttendRowsParams& params, int vectors, int keys_per_tile) {

@@ -8,6 +8,7 @@
 #include "elements.cuh"
 #include "phasekv/ops/attend_rows.h"
 #include "platform.cuh"
+#include "softmax.cuh"
 #include "views.cuh"
 
 namespace phasekv::cuda {
@@ -28,12 +29,6 @@ struct SimtMemory {
   float weights[kSimtVectors * (kSimtKeys + 1)];
   int limits[kSimtVectors];
 };
-
-__device__ inline float load_element(const void* data, DataType dtype, int64_t offset) {
-  float x;
-  load_vector<1>(data, dtype, offset, &x);
-  return x;
-}
 
 template <int kDims>
 __device__ inline void load_simt_tile(const PagedView& view, const int32_t* table, int64_t kv_head,

@@ -11,7 +11,9 @@
 #include "elements.cuh"
 #include "phasekv/ops/attend_rows.h"
 #include "platform.cuh"
+#include "softmax.cuh"
 #include "views.cuh"
+#include "warp.cuh"
 
 namespace phasekv::cuda {
 
@@ -109,16 +111,6 @@ __device__ inline SplitPair split(float x, float y) {
   const T high_y = from_float<T>(y);
   return {pack(high_x, high_y),
           pack(from_float<T>(x - to_float(high_x)), from_float<T>(y - to_float(high_y)))};
-}
-
-__device__ inline float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
-}
-
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
 // What a warp keeps of its 16 query vectors while it passes over the keys. Lane l holds, of vectors

@@ -1,11 +1,11 @@
 // Bound by memory: the scores are read five times, of which four from the L2 cache.
 #include <cstdint>
-#include <string>
 
 #include "launch.cuh"
 #include "phasekv/cuda.h"
 #include "phasekv/ops/select_top.h"
 #include "validate.h"
+#include "workspace.cuh"
 
 namespace phasekv::cuda {
 namespace {
@@ -174,7 +174,9 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 int64_t select_top_workspace_bytes(const SelectTopParams& params) {
-  return params.num_segments * int64_t{sizeof(Selection)};
+  Allotment memory;
+  memory.take<Selection>(params.num_segments);
+  return memory.bytes();
 }
 
 void select_top(const SelectTopParams& params, const SelectTopOutput& output,
@@ -183,12 +185,9 @@ void select_top(const SelectTopParams& params, const SelectTopOutput& output,
   check_not_null("counts", params.counts, params.num_segments);
   check_not_null("chosen_starts", output.chosen_starts, 1);
   check_not_null("first_nan", output.first_nan, 1);
-  const int64_t bytes = select_top_workspace_bytes(params);
-  if (bytes > 0 && (workspace.data == nullptr || workspace.bytes < bytes)) {
-    refuse("workspace.bytes", workspace.data == nullptr ? 0 : workspace.bytes,
-           "at least select_top_workspace_bytes(), " + std::to_string(bytes));
-  }
-  auto* selections = static_cast<Selection*>(workspace.data);
+  Allotment memory(workspace);
+  auto* selections = memory.take<Selection>(params.num_segments);
+  memory.check("select_top_workspace_bytes()");
   const unsigned segments = blocks_for(params.num_segments, 1);
   if (segments > 0) {
     launch(count_kernel, dim3(segments), kThreads, sizeof(CountMemory), stream, params, selections);

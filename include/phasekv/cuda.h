@@ -57,6 +57,22 @@ void compact(const CompactParams& params, int64_t most_moves, Stream stream);
 void compact_layers(std::span<const CompactParams> layers, const CompactParams* device_layers,
                     int64_t most_moves, Stream stream);
 
+// Head sizes up to 256, and fewer than 2^31 tokens in a request. Queries of the keys' dtype,
+// bfloat16 or float16, go to the tensor cores. The order of additions depends on shapes and limits
+// alone.
+void score_keys(const ScoreKeysParams& params, const Workspace& workspace, Stream stream);
+int64_t score_keys_workspace_bytes(const ScoreKeysParams& params);
+void accumulate_attention(const AccumulateAttentionParams& params, const Workspace& workspace,
+                          Stream stream);
+int64_t accumulate_attention_workspace_bytes(const AccumulateAttentionParams& params);
+
+// Head sizes up to 256, and fewer than 2^31 tokens in a request, for both.
+void triattention_score(const TriattentionScoreParams& params, const Workspace& workspace,
+                        Stream stream);
+int64_t triattention_score_workspace_bytes(const TriattentionScoreParams& params);
+void key_redundancy(const KeyRedundancyParams& params, const Workspace& workspace, Stream stream);
+int64_t key_redundancy_workspace_bytes(const KeyRedundancyParams& params);
+
 // What select_top chooses, on the device. The host cannot refuse a score that is not a number
 // before it is ranked: it is named instead, and what was chosen then means nothing.
 struct SelectTopOutput {

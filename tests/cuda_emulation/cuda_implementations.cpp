@@ -67,6 +67,26 @@ struct Kernels {
     use_order();
     cuda::push_queries(params, kStream);
   }
+  static void score_keys(const ScoreKeysParams& params) {
+    use_order();
+    Scratch scratch(cuda::score_keys_workspace_bytes(params));
+    cuda::score_keys(params, scratch.workspace(), kStream);
+  }
+  static void accumulate_attention(const AccumulateAttentionParams& params) {
+    use_order();
+    Scratch scratch(cuda::accumulate_attention_workspace_bytes(params));
+    cuda::accumulate_attention(params, scratch.workspace(), kStream);
+  }
+  static void triattention_score(const TriattentionScoreParams& params) {
+    use_order();
+    Scratch scratch(cuda::triattention_score_workspace_bytes(params));
+    cuda::triattention_score(params, scratch.workspace(), kStream);
+  }
+  static void key_redundancy(const KeyRedundancyParams& params) {
+    use_order();
+    Scratch scratch(cuda::key_redundancy_workspace_bytes(params));
+    cuda::key_redundancy(params, scratch.workspace(), kStream);
+  }
   // As a layer alone, and as the second of two of which the first has nothing to move.
   static void compact(const CompactParams& params) {
     use_order();
@@ -94,7 +114,11 @@ struct Kernels {
     table.apply_shift = apply_shift;
     table.attend_rows = attend_rows;
     table.push_queries = push_queries;
+    table.score_keys = score_keys;
+    table.accumulate_attention = accumulate_attention;
     table.compact = compact;
+    table.triattention_score = triattention_score;
+    table.key_redundancy = key_redundancy;
     return table;
   }
   static constexpr cpu::KernelTable kTable = make_table();

@@ -133,6 +133,65 @@ class Problem {
     compact(params);
   }
 
+  void score() {
+    for (const GroupReduction reduction :
+         {GroupReduction::max_logit, GroupReduction::max, GroupReduction::mean}) {
+      ScoreKeysParams params;
+      params.query = query_.view();
+      params.key = cache_.view(Half::key);
+      params.block_table = block_table_.data();
+      params.first_token = 3;
+      params.tokens = kTokens;
+      params.query_limits = indices_.data();
+      params.excluded_recent = 2;
+      params.group = reduction;
+      params.pooling = static_cast<Pooling>(reduction);
+      params.pooling_kernel = 3;
+      params.scores = floats_.data() + static_cast<int>(reduction) * kHeads * kTokens;
+      score_keys(params);
+    }
+  }
+  void accumulate() {
+    AccumulateAttentionParams params;
+    params.query = query_.view();
+    params.query_limits = indices_.data();
+    params.query_phases = row_requests_.data();
+    params.num_phases = 2;
+    params.key = cache_.view(Half::key);
+    params.block_table = block_table_.data();
+    params.tokens = kTokens;
+    params.sums = floats_.data();
+    params.sums_stride = kTokens;
+    accumulate_attention(params);
+  }
+  void find_redundancy() {
+    KeyRedundancyParams params;
+    params.key = cache_.view(Half::key);
+    params.block_table = block_table_.data();
+    params.first_token = 3;
+    params.tokens = 2 * kTokens;
+    params.threshold = 0.1F;
+    params.redundancy = floats_.data();
+    key_redundancy(params);
+  }
+  void score_by_frequency() {
+    const std::vector<float> query(static_cast<size_t>(2 * kHeads * query_.view().head_size), 0.3F);
+    for (const bool normalizes : {false, true}) {
+      TriattentionScoreParams params;
+      params.key = cache_.view(Half::key);
+      params.block_table = block_table_.data();
+      params.first_token = 3;
+      params.tokens = kTokens;
+      params.synthetic_query = query.data();
+      params.norm_weights = query.data();
+      params.query_heads = 2 * kHeads;
+      params.rotary_dim = rope().rotary_dim;
+      params.normalize = normalizes;
+      params.scores = floats_.data() + (normalizes ? kHeads * kTokens : 0);
+      triattention_score(params);
+    }
+  }
+
   // Everything that an op may have written.
   std::vector<uint32_t> bits() const {
     std::vector<uint32_t> all;
@@ -204,6 +263,12 @@ TEST(EveryThreadOrder, ApplyShift) { expect_same_in_every_order(&Problem::shift)
 TEST(EveryThreadOrder, AttendRows) { expect_same_in_every_order(&Problem::attend); }
 TEST(EveryThreadOrder, PushQueries) { expect_same_in_every_order(&Problem::push); }
 TEST(EveryThreadOrder, Compact) { expect_same_in_every_order(&Problem::move); }
+TEST(EveryThreadOrder, ScoreKeys) { expect_same_in_every_order(&Problem::score); }
+TEST(EveryThreadOrder, AccumulateAttention) { expect_same_in_every_order(&Problem::accumulate); }
+TEST(EveryThreadOrder, KeyRedundancy) { expect_same_in_every_order(&Problem::find_redundancy); }
+TEST(EveryThreadOrder, TriattentionScore) {
+  expect_same_in_every_order(&Problem::score_by_frequency);
+}
 
 }  // namespace
 }  // namespace phasekv
