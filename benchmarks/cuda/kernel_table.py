@@ -90,6 +90,30 @@ def copy_kernel(op: str, direction: int) -> Kernel:
 SEGMENTS, PROBES = 20, 30  # of mean_residual and apply_shift: chunks, and probes of each
 MEANS = SEGMENTS * KV_HEADS * HEAD_SIZE * 4
 AVERAGE_KEYS = TOKENS // 2
+BUFFERED_QUERIES = 32  # that score_keys takes
+KEY_TILE = r"\w*KeyTileI13__nv_bfloat16Li128E"
+KEY_TILE_BYTES = 128 * (HEAD_SIZE + 8) * 2
+
+
+def attention_mass(op: str, kernel: str, queries: int, keys: int) -> Kernel:
+    """One of the two passes of score_keys and of accumulate_attention."""
+    query_bytes = queries * QUERY_HEADS * HEAD_SIZE * 2
+    sums = queries * QUERY_HEADS * (keys // 32) * 8
+    return Kernel(
+        op=op,
+        entry=rf"{kernel}I{KEY_TILE}",
+        family=rf"{kernel}I\w*KeyTileI(13__nv_bfloat16|6__half)",
+        threads=128,
+        shared_bytes=KEY_TILE_BYTES,
+        most_registers=200,
+        least_bytes=TOKENS * (ROW + KV_HEADS * 4) + query_bytes,
+        # Every 128 keys of a KV head see all its queries, mostly from the L2 cache.
+        planned_bytes=TOKENS * (ROW + KV_HEADS * 4) + TOKENS // 128 * query_bytes + sums,
+        flops=2 * queries * QUERY_HEADS * keys * HEAD_SIZE,
+        bound="memory" if queries == BUFFERED_QUERIES else "tensor cores",
+        on_tensor_cores=True,
+    )
+
 
 TABLE = (
     copy_kernel("gather_blocks", 0),
@@ -219,6 +243,38 @@ TABLE = (
         + ACTIVE_ROWS // 8 * AVERAGE_KEYS * 4 * ROW,
         flops=4 * ACTIVE_ROWS * QUERY_HEADS * AVERAGE_KEYS * HEAD_SIZE,
         bound="float32 arithmetic",
+    ),
+    attention_mass("score_keys, first pass", "sum_weights_kernel", BUFFERED_QUERIES, TOKENS),
+    attention_mass("score_keys, second pass", "add_weights_kernel", BUFFERED_QUERIES, TOKENS),
+    attention_mass("accumulate_attention, first pass", "sum_weights_kernel", TOKENS, AVERAGE_KEYS),
+    attention_mass("accumulate_attention, second pass", "add_weights_kernel", TOKENS, AVERAGE_KEYS),
+    Kernel(
+        op="key_redundancy",
+        entry=rf"search_kernelI{KEY_TILE}",
+        family=r"search_kernelI\w*KeyTileI(13__nv_bfloat16|6__half)",
+        threads=128,
+        shared_bytes=KEY_TILE_BYTES,
+        most_registers=200,
+        least_bytes=TOKENS * (ROW + KV_HEADS * 4),
+        # Every 128 keys of a KV head pass over all others, mostly from the L2 cache.
+        planned_bytes=TOKENS // 128 * TOKENS * (ROW + KV_HEADS * 4),
+        flops=2 * TOKENS * TOKENS * KV_HEADS * HEAD_SIZE,
+        bound="tensor cores",
+        on_tensor_cores=True,
+    ),
+    Kernel(
+        op="triattention_score",
+        entry=r"12score_kernel",
+        family=r"12score_kernel",
+        threads=128,
+        shared_bytes=(32 * (HEAD_SIZE + 68) + 4 * (HEAD_SIZE + 64) + 4 * 32) * 4,
+        most_registers=64,
+        least_bytes=TOKENS * (ROW + KV_HEADS * 4),
+        # Every 32 keys read the weights of their query heads, from a cache.
+        planned_bytes=TOKENS * (ROW + KV_HEADS * 4)
+        + TOKENS // 32 * QUERY_HEADS * (HEAD_SIZE + HEAD_SIZE // 2) * 4,
+        flops=TOKENS * QUERY_HEADS * 2 * (HEAD_SIZE + HEAD_SIZE // 2),
+        bound="memory",
     ),
 )
 COPY_LIKE = ("gather_blocks", "scatter_blocks", "rotate_keys", "divergence", "apply_shift",
