@@ -300,7 +300,8 @@ def find_nvcc() -> str | None:
 def nvcc_version(nvcc: str) -> str:
     """Such as "13.0.88"."""
     text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
-    return re.search(r"V(\d+\.\d+\.\d+)", text)[1]
+    match = re.search(r"V(\d+\.\d+\.\d+)", text)
+    return match[1] if match else "of an unknown version"
 
 
 def compile_kernel(nvcc: str, source: Path, architecture: str, output: Path) -> str:
@@ -393,7 +394,9 @@ def source_with_headers(source: Path) -> str:
     return text
 
 
-def occupancies(folder: Path, nvcc: str, questions: list[tuple[str, int, int, int, int]]) -> list:
+def occupancies(
+    folder: Path, nvcc: str, questions: list[tuple[str, int, int, int, int]]
+) -> list[int]:
     """Blocks per multiprocessor of (architecture, registers, threads, static, dynamic bytes)."""
     program = folder / "occupancy"
     source = Path(__file__).parent / "occupancy.cpp"
