@@ -96,6 +96,12 @@ __device__ inline void load_vector(const void* data, DataType dtype, int64_t off
   }
 }
 
+__device__ inline float load_element(const void* data, DataType dtype, int64_t offset) {
+  float x;
+  load_vector<1>(data, dtype, offset, &x);
+  return x;
+}
+
 template <int kCount>
 __device__ inline void store_vector(const float* from, void* data, DataType dtype, int64_t offset) {
   if (dtype == DataType::float32) {

@@ -37,9 +37,14 @@ void launch(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t s
   check_launch(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
+// Enough blocks for every multiprocessor of an A100 or an H100 to hold two.
+inline constexpr int64_t kBlocksThatFillADevice = 264;
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Blocks for `count` things, `per_block` each. Throws invalid_argument for more than a grid holds.
 inline unsigned blocks_for(int64_t count, int64_t per_block) {
-  const int64_t blocks = (count + per_block - 1) / per_block;
+  const int64_t blocks = ceil_div(count, per_block);
   if (blocks > int64_t{0x7FFFFFFF}) {
     throw Error(ErrorCode::invalid_argument, "tokens", std::to_string(count),
                 "at most " + std::to_string(int64_t{0x7FFFFFFF} * per_block));

@@ -70,6 +70,21 @@ inline void check_device_blocks(const char* argument, const PagedView& blocks) {
   check(".dim.tile", blocks.dim.tile);
 }
 
+// Keys [first_token, first_token + tokens) of a request, counted by numbers of 32 bits: a tile
+// beyond the last of them too.
+inline void check_device_key_range(const PagedView& key, const int32_t* block_table,
+                                   int64_t first_token, int64_t tokens) {
+  constexpr int64_t kMostTokens = kMaxInBlock - 256;
+  check_device_blocks("key", key);
+  if (first_token < 0 || first_token > kMostTokens) {
+    refuse("first_token", first_token, "in [0, " + std::to_string(kMostTokens) + "]");
+  }
+  if (tokens < 0 || tokens > kMostTokens - first_token) {
+    refuse("tokens", tokens, "in [0, " + std::to_string(kMostTokens - first_token) + "]");
+  }
+  check_not_null("block_table", block_table, tokens);
+}
+
 // The frequencies themselves are on the device.
 inline void check_device_rope(const RopeView& rope, int64_t head_size) {
   if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0 || rope.rotary_dim > head_size) {

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "phasekv/ops.h"
 
@@ -41,5 +42,46 @@ void divergence(const DivergenceParams& params, Stream stream);
 void mean_residual(const MeanResidualParams& params, Stream stream);
 // `tokens` is segment_starts[num_segments], which the host does not read.
 void apply_shift(const ApplyShiftParams& params, int64_t tokens, Stream stream);
+
+// Head sizes up to 256. A query of the keys' dtype, bfloat16 or float16, goes to the tensor cores,
+// where a value that is not finite spoils also rows of its request that do not attend it.
+void attend_rows(const AttendRowsParams& params, const Workspace& workspace, Stream stream);
+int64_t attend_rows_workspace_bytes(const AttendRowsParams& params);
+
+void push_queries(const PushQueriesParams& params, Stream stream);
+
+// `most_moves` is at least the number of moves of any KV head: the number of tokens kept, say.
+void compact(const CompactParams& params, int64_t most_moves, Stream stream);
+// Many layers of the same heads, head size and dtype in one launch. `device_layers` is a copy of
+// `layers` on the device.
+void compact_layers(std::span<const CompactParams> layers, const CompactParams* device_layers,
+                    int64_t most_moves, Stream stream);
+
+// Head sizes up to 256, and fewer than 2^31 tokens in a request. Queries of the keys' dtype,
+// bfloat16 or float16, go to the tensor cores. The order of additions depends on shapes and limits
+// alone.
+void score_keys(const ScoreKeysParams& params, const Workspace& workspace, Stream stream);
+int64_t score_keys_workspace_bytes(const ScoreKeysParams& params);
+void accumulate_attention(const AccumulateAttentionParams& params, const Workspace& workspace,
+                          Stream stream);
+int64_t accumulate_attention_workspace_bytes(const AccumulateAttentionParams& params);
+
+// Head sizes up to 256, and fewer than 2^31 tokens in a request, for both.
+void triattention_score(const TriattentionScoreParams& params, const Workspace& workspace,
+                        Stream stream);
+int64_t triattention_score_workspace_bytes(const TriattentionScoreParams& params);
+void key_redundancy(const KeyRedundancyParams& params, const Workspace& workspace, Stream stream);
+int64_t key_redundancy_workspace_bytes(const KeyRedundancyParams& params);
+
+// What select_top chooses, on the device. The host cannot refuse a score that is not a number
+// before it is ranked: it is named instead, and what was chosen then means nothing.
+struct SelectTopOutput {
+  int64_t* chosen = nullptr;         // room for segment_starts[num_segments]; per segment ascending
+  int64_t* chosen_starts = nullptr;  // [num_segments + 1] into chosen
+  int64_t* first_nan = nullptr;      // [1] index of the first such score; -1: there is none
+};
+void select_top(const SelectTopParams& params, const SelectTopOutput& output,
+                const Workspace& workspace, Stream stream);
+int64_t select_top_workspace_bytes(const SelectTopParams& params);
 
 }  // namespace phasekv::cuda

@@ -231,25 +231,36 @@ namespace phasekv::cuda {
 
 inline unsigned char* dynamic_shared_memory() { return emulation::dynamic_shared_memory(); }
 
+// The thread's own code copies, so that sanitizers see who does it.
+inline void make_copy(const emulation::Copy& copy) {
+  for (int i = 0; i < copy.bytes; ++i) {
+    copy.to[i] = i < copy.valid_bytes ? copy.from[i] : static_cast<unsigned char>(0);
+  }
+}
+
 inline void copy_async_16(void* shared, const void* global, bool valid) {
-  emulation::copy_later(shared, global, 16, valid ? 16 : 0);
+  emulation::check_alignment(shared, 16, "an asynchronous copy to");
+  emulation::check_alignment(global, 16, "an asynchronous copy from");
+  const emulation::Copy copy = {static_cast<unsigned char*>(shared),
+                                static_cast<const unsigned char*>(global), 16, valid ? 16 : 0};
+  if (emulation::copies_at_once()) {
+    make_copy(copy);
+  } else {
+    emulation::copy_later(copy);
+  }
 }
 
 inline void commit_async_copies() { emulation::commit_copies(); }
 
-// The thread's own code copies, so that sanitizers see who does it.
 template <int kPending>
 void wait_async_copies() {
   emulation::Copy copy;
-  while (emulation::next_due_copy(kPending, &copy)) {
-    for (int i = 0; i < copy.bytes; ++i) {
-      copy.to[i] = i < copy.valid_bytes ? copy.from[i] : static_cast<unsigned char>(0);
-    }
-  }
+  while (emulation::next_due_copy(kPending, &copy)) make_copy(copy);
 }
 
 template <bool kTransposed>
 void load_matrix(uint32_t (&registers)[4], const void* row, const Where& where = Where::current()) {
+  emulation::check_alignment(row, 16, "a row of a matrix at");
   emulation::MatrixRowOperand operand;
   const auto* elements = static_cast<const uint16_t*>(row);
   for (int i = 0; i < 8; ++i) operand.row[i] = elements[i];

@@ -122,6 +122,13 @@ __global__ void write_shared(int* out) {
   result(out) = 1;
 }
 
+template <int kBeyond>
+__global__ void read_written_shared(int* out) {
+  shared_ints()[thread()] = 0;
+  __syncthreads();
+  result(out) = shared_ints()[thread() + kBeyond];
+}
+
 #if !defined(__SANITIZE_ADDRESS__)  // which ends the program
 TEST(PlantedBugs, OutOfBounds) {
   const auto expected = [](int) { return 1; };
@@ -130,6 +137,9 @@ TEST(PlantedBugs, OutOfBounds) {
                        "outside the dynamic shared memory");
   expect_always_caught(outcomes_of(write_shared<-1>, kThreads * sizeof(int), expected),
                        "outside the dynamic shared memory");
+  const auto zero = [](int) { return 0; };
+  expect_fine(outcomes_of(read_written_shared<0>, kThreads * sizeof(int), zero));
+  expect_caught(outcomes_of(read_written_shared<1>, kThreads * sizeof(int), zero), kWrong);
 }
 #endif
 
@@ -217,25 +227,111 @@ TEST(PlantedBugs, LanesInDifferentCalls) {
   expect_always_caught(outcomes_of(two_shuffles<false>, 0, expected), "different calls");
 }
 
-// Each thread copies its own 16 bytes and reads them.
+// Each thread copies 16 bytes of its own in each of two groups, and reads what the first brought.
 template <bool kWaits>
 __global__ void copy_through_shared(int* out) {
   alignas(16) static const int kSource[4] = {5, 6, 7, 8};
-  int* own = shared_ints() + 4 * threadIdx.x;
+  int* own = shared_ints() + 8 * threadIdx.x;
   copy_async_16(own, kSource, true);
   commit_async_copies();
-  copy_async_16(own, kSource, false);  // of the next group
+  copy_async_16(own + 4, kSource, false);
   commit_async_copies();
   if (kWaits) wait_async_copies<1>();
   result(out) = own[2];
   wait_async_copies<0>();
-  if (own[2] != 0) result(out) = -2;
+  if (own[6] != 0) result(out) = -2;
 }
 
 TEST(PlantedBugs, MissingWaitForACopy) {
   const auto expected = [](int) { return 7; };
-  expect_fine(outcomes_of(copy_through_shared<true>, kThreads * 16, expected));
-  expect_always_caught(outcomes_of(copy_through_shared<false>, kThreads * 16, expected), kWrong);
+  expect_fine(outcomes_of(copy_through_shared<true>, kThreads * 32, expected));
+  expect_caught(outcomes_of(copy_through_shared<false>, kThreads * 32, expected), kWrong);
+}
+
+// A copy that its own thread has waited for, and others not.
+template <bool kBarrier>
+__global__ void copy_for_neighbour(int* out) {
+  alignas(16) static const int kSource[4] = {5, 6, 7, 8};
+  copy_async_16(shared_ints() + 4 * threadIdx.x, kSource, true);
+  commit_async_copies();
+  wait_async_copies<0>();
+  if (kBarrier) __syncthreads();
+  result(out) = shared_ints()[4 * ((threadIdx.x + 1) % kThreads) + 1];
+}
+
+TEST(PlantedBugs, MissingBarrierAfterACopy) {
+  const auto expected = [](int) { return 6; };
+  expect_fine(outcomes_of(copy_for_neighbour<true>, kThreads * 16, expected));
+  expect_caught(outcomes_of(copy_for_neighbour<false>, kThreads * 16, expected), kWrong);
+}
+
+// A copy to where others still read, which is seen if it is made early.
+template <bool kBarrier>
+__global__ void copy_over_neighbour(int* out) {
+  alignas(16) static const int kSource[4] = {5, 6, 7, 8};
+  shared_ints()[4 * threadIdx.x] = thread();
+  __syncthreads();
+  const int read = shared_ints()[4 * ((threadIdx.x + 1) % kThreads)];
+  if (kBarrier) __syncthreads();
+  copy_async_16(shared_ints() + 4 * threadIdx.x, kSource, true);
+  commit_async_copies();
+  __syncthreads();
+  wait_async_copies<0>();
+  result(out) = read;
+}
+
+TEST(PlantedBugs, CopyBeforeTheReadersAreDone) {
+  const auto expected = [](int i) { return (i + 1) % static_cast<int>(kThreads); };
+  expect_fine(outcomes_of(copy_over_neighbour<true>, kThreads * 16, expected));
+  const Outcomes outcomes = outcomes_of(copy_over_neighbour<false>, kThreads * 16, expected);
+  EXPECT_FALSE(outcomes[0].has_value());  // copies are late there
+  expect_caught(outcomes, kWrong);
+}
+
+// A device answers with "misaligned address".
+template <int kOffset>
+__global__ void copy_misaligned(int* out) {
+  alignas(16) static const int kSource[8] = {};
+  copy_async_16(shared_ints() + 4 * threadIdx.x, kSource + kOffset, true);
+  commit_async_copies();
+  wait_async_copies<0>();
+  result(out) = shared_ints()[4 * threadIdx.x];
+}
+
+template <int kOffset>
+__global__ void load_misaligned(int* out) {
+  uint32_t registers[4];
+  shared_ints()[threadIdx.x] = 0;
+  __syncthreads();
+  load_matrix<false>(registers, shared_ints() + kOffset);
+  result(out) = static_cast<int>(registers[0]);
+}
+
+TEST(PlantedBugs, MisalignedAddress) {
+  const auto expected = [](int) { return 0; };
+  expect_fine(outcomes_of(copy_misaligned<0>, kThreads * 16, expected));
+  expect_always_caught(outcomes_of(copy_misaligned<2>, kThreads * 16, expected),
+                       "a multiple of 16");
+  expect_fine(outcomes_of(load_misaligned<4>, kThreads * sizeof(int), expected));
+  expect_always_caught(outcomes_of(load_misaligned<1>, kThreads * sizeof(int), expected),
+                       "a multiple of 16");
+}
+
+// The tensor cores take all lanes of a warp.
+template <bool kAll>
+__global__ void multiply_with_some_lanes(int* out) {
+  float d[4] = {};
+  const uint32_t a[4] = {};
+  result(out) = 0;
+  if (!kAll && threadIdx.x % kWarpSize == 3) return;
+  mma_m16n8k16<__half>(d, a, 0, 0);
+  result(out) = static_cast<int>(d[0]);
+}
+
+TEST(PlantedBugs, TensorCoresWithoutAllLanes) {
+  const auto expected = [](int) { return 0; };
+  expect_fine(outcomes_of(multiply_with_some_lanes<true>, 0, expected));
+  expect_always_caught(outcomes_of(multiply_with_some_lanes<false>, 0, expected), "has exited");
 }
 
 // Blocks that hand each other something without an order between them.

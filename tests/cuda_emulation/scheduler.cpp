@@ -254,6 +254,10 @@ class Scheduler {
 
   unsigned char* shared_memory() { return shared_->begin(); }
   Thread& thread() { return *current_; }
+  bool copies_at_once() {
+    return order_.order == Order::reverse ||
+           (order_.order == Order::random && random_.below(2) == 0);
+  }
   void wait_for_block(const Site& site);
   void wait_for_lanes(WarpOperation operation, unsigned mask, void* operand, const Site& site);
 
@@ -533,11 +537,18 @@ void meet(WarpOperation operation, unsigned mask, void* operand, const Where& wh
   scheduler().wait_for_lanes(operation, mask, operand, site_of(where));
 }
 
-void copy_later(void* shared, const void* global, int bytes, int valid_bytes) {
+void check_alignment(const void* address, size_t bytes, const char* what) {
+  const auto number = reinterpret_cast<uintptr_t>(address);
+  if (number % bytes == 0) return;
+  throw Error(std::string(what) + " an address that is not a multiple of " + std::to_string(bytes) +
+              ": " + std::to_string(number));
+}
+
+bool copies_at_once() { return scheduler().copies_at_once(); }
+
+void copy_later(const Copy& copy) {
   Thread& thread = scheduler().thread();
-  thread.copies.emplace_back(Copy{static_cast<unsigned char*>(shared),
-                                  static_cast<const unsigned char*>(global), bytes, valid_bytes},
-                             thread.group);
+  thread.copies.emplace_back(copy, thread.group);
 }
 
 void commit_copies() { ++scheduler().thread().group; }

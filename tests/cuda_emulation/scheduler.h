@@ -87,17 +87,21 @@ struct MmaOperand {
 };
 void meet(WarpOperation operation, unsigned mask, void* operand, const Where& where);
 
-// ---- cp.async: nothing is copied before the thread waits for it, as late as a device may do it.
-void copy_later(void* shared, const void* global, int bytes, int valid_bytes);
-void commit_copies();
-// The next copy of a group that is not among the `pending` last ones; false: no more. `valid_bytes`
-// of it are copied, the others are zeros.
+// What a device answers with an error. `what` begins the message.
+void check_alignment(const void* address, size_t bytes, const char* what);
+
+// ---- cp.async: a copy is made when the thread waits for it, as late as a device may do it, in the
+// forward order; as early, in the reverse one; either, in a random one.
 struct Copy {
   unsigned char* to;
   const unsigned char* from;
   int bytes;
-  int valid_bytes;
+  int valid_bytes;  // are copied, the others are zeros
 };
+bool copies_at_once();
+void copy_later(const Copy& copy);
+void commit_copies();
+// The next copy of a group that is not among the `pending` last ones; false: no more.
 bool next_due_copy(int pending, Copy* copy);
 
 // How many operations of tensor cores have been run, so that a test can see that they were.
