@@ -54,11 +54,13 @@ def draw(result: dict[str, Any]) -> Figure:
     for panel, budget in zip(
         lower.subplots(1, len(budgets), squeeze=False)[0], budgets, strict=True
     ):
-        draw_differences(panel, lines_at(result, budget))
-        panel.set_title(f"B = {budget}")
+        lines = lines_at(result, budget)
+        draw_differences(panel, lines)
+        count = max(line["trajectories"] for line in lines)
+        panel.set_title(f"B = {budget}, {count} trajectories")
     machine = result["machine"]
     figure.suptitle(
-        f"{result['model']}, {len(result['trajectories'])} trajectories, think and act tokens, "
+        f"{result['model']}, think and act tokens, "
         f"Δ = {result['stride']}, 95 % bootstrap intervals\n"
         f"{machine['processor']}, {machine['cores']} cores",
         fontsize=10,
@@ -73,7 +75,7 @@ def lines_at(result: dict[str, Any], budget: int) -> list[dict[str, Any]]:
 
 
 def draw_budgets(axes: Axes, result: dict[str, Any], metric: str, label: str) -> None:
-    """One line per policy without options."""
+    """One line per policy without options; only points where budgets have other trajectories."""
     plain = [row for row in result["rows"] if not row["options"] and row["policy"] != FULL]
     budgets = sorted({row["budget"] for row in plain})
     for policy in dict.fromkeys(row["policy"] for row in plain):
@@ -83,7 +85,7 @@ def draw_budgets(axes: Axes, result: dict[str, Any], metric: str, label: str) ->
         axes.plot(
             [budgets.index(row["budget"]) for row in rows],
             [row[metric]["mean"] for row in rows],
-            "o-",
+            "o-" if len({row["trajectories"] for row in rows}) == 1 else "o",
             markersize=4,
             color=COLORS.get(policy, OTHER_COLOR),
             label=policy,
