@@ -1,10 +1,48 @@
-"""Tells one model's weights from another's without reading them."""
+"""What a loaded model's chunks and sessions are tagged with, the same in every engine."""
 
 from __future__ import annotations
 
+import json
 import os
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
+
+from phasekv.memory.keys import ModelIdentity
+
+
+def identity_of_weights(
+    weights: str,
+    text_config: Any,
+    *,
+    dtype: Any,
+    num_kv_heads: int,
+    head_size: int,
+    tensor_parallel_size: int = 1,
+) -> ModelIdentity:
+    """The identity of a model.
+
+    Parameters
+    ----------
+    weights : str
+        From ``weights_fingerprint``.
+    text_config : transformers config
+        Of the language model.
+    dtype : torch.dtype
+        Of the KV cache.
+    num_kv_heads, head_size, tensor_parallel_size : int
+        As in ``ModelIdentity``.
+    """
+    rope = dict(getattr(text_config, "rope_parameters", None) or {})
+    return ModelIdentity(
+        model=weights,
+        dtype=str(dtype).removeprefix("torch."),
+        rope=json.dumps(rope, sort_keys=True, default=str),
+        num_layers=text_config.num_hidden_layers,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        tensor_parallel_size=tensor_parallel_size,
+    )
 
 
 def weights_fingerprint(model: str, revision: str | None, quantization: str | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from phasekv.memory.chunk import StoredChunk
 from phasekv.memory.disk import DiskTier
 from phasekv.memory.keys import ChunkKey, ModelIdentity, chunk_key, int32_tokens
 from phasekv.memory.store import ChunkStore
-from phasekv.memory.weights import weights_fingerprint
+from phasekv.memory.weights import identity_of_weights, weights_fingerprint
 from phasekv.reuse.cached_rows import CachedRows, CachedSegment
 from phasekv.reuse.choice import MethodChoice, parse_choice
 from phasekv.reuse.report import RequestReport
@@ -197,13 +196,9 @@ class ChunkMemory:
             report.cached_tokens += len(rows.rows)
             report.probes += int(rows.probe.sum())
             report.charged += step.charge(rows, self._shape.layers)
-        like = torch.empty(
-            (0, self._shape.kv_heads, self._shape.head_size), dtype=self._shape.dtype
-        )
-        cache = dynamic_cache(step, blocks, self._shape.layers, like)
         return Prefill(
             torch.tensor([tokens]),
-            cache,
+            dynamic_cache(blocks, batch.slots),
             report.as_response(choice),
             time.perf_counter() - begin,
         )
@@ -248,12 +243,10 @@ class ChunkMemory:
 
 def identity_of(model: Any, shape: ModelShape) -> ModelIdentity:
     """What every chunk key of the model is tagged with; the same as in vLLM."""
-    config = model.config.get_text_config(decoder=True)
-    return ModelIdentity(
-        model=weights_fingerprint(model.config._name_or_path, None, None),
-        dtype=str(shape.dtype).removeprefix("torch."),
-        rope=json.dumps(dict(config.rope_parameters or {}), sort_keys=True, default=str),
-        num_layers=shape.layers,
+    return identity_of_weights(
+        weights_fingerprint(model.config._name_or_path, None, None),
+        model.config.get_text_config(decoder=True),
+        dtype=shape.dtype,
         num_kv_heads=shape.kv_heads,
         head_size=shape.head_size,
     )

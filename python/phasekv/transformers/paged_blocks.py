@@ -31,6 +31,11 @@ class PagedBlocks:
         self._free: list[int] = []
 
     @property
+    def num_layers(self) -> int:
+        """Layers that a block has keys and values of."""
+        return len(self._keys)
+
+    @property
     def num_blocks(self) -> int:
         """Blocks there are, free ones included."""
         return self._keys[0].shape[0]
@@ -47,6 +52,15 @@ class PagedBlocks:
                 key=self._keys[layer], value=self._values[layer]
             )
         return self._views[layer]
+
+    def rows(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values at ``slots`` (int64), each [slots, kv heads, head size]."""
+        kv = self.kv(layer)
+        shape = (len(slots), kv.num_heads, kv.head_size)
+        keys, values = self._keys[layer].new_empty(shape), self._values[layer].new_empty(shape)
+        _core.gather_blocks(blocks=kv.key, slots=slots, out=keys)
+        _core.gather_blocks(blocks=kv.value, slots=slots, out=values)
+        return keys, values
 
     def allocate(self, count: int) -> list[int]:
         """Ids of ``count`` blocks, of any content."""

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from phasekv import _core
 from phasekv.errors import UnsupportedError
 from phasekv.reuse.step import CHECK_LAYER, ReuseStep
 from phasekv.transformers.attention import ATTENTION
@@ -72,23 +71,14 @@ def run_prompt(model: Any, tokens: torch.Tensor, step: ReuseStep, blocks: PagedB
         model.set_attn_implementation(previous)
 
 
-def dynamic_cache(step: ReuseStep, blocks: PagedBlocks, layers: int, like: Any) -> DynamicCache:
-    """The step's keys and values as transformers' own cache, for ``generate`` to go on with.
-
-    ``like`` is a [*, kv heads, head size] tensor of the cache's dtype.
-    """
+def dynamic_cache(blocks: PagedBlocks, slots: torch.Tensor) -> DynamicCache:
+    """Keys and values at ``slots`` as transformers' own cache, for ``generate`` to go on with."""
     cache = DynamicCache()
-    shape = (step.batch.rows, *like.shape[-2:])
-    for layer in range(layers):
-        kv = blocks.kv(layer)
-        keys, values = like.new_empty(shape), like.new_empty(shape)
-        _core.gather_blocks(blocks=kv.key, slots=step.batch.slots, out=keys)
-        _core.gather_blocks(blocks=kv.value, slots=step.batch.slots, out=values)
-        cache.update(
-            keys.transpose(0, 1)[None].contiguous(),
-            values.transpose(0, 1)[None].contiguous(),
-            layer,
+    for layer in range(blocks.num_layers):
+        keys, values = (
+            rows.transpose(0, 1)[None].contiguous() for rows in blocks.rows(layer, slots)
         )
+        cache.update(keys, values, layer)
     return cache
 
 

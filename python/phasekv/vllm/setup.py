@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from phasekv.memory.keys import ModelIdentity, chunk_key
 from phasekv.memory.session_files import SessionFiles
 from phasekv.memory.session_store import SessionStore
 from phasekv.memory.store import ChunkStore
-from phasekv.memory.weights import weights_fingerprint
+from phasekv.memory.weights import identity_of_weights, weights_fingerprint
 from phasekv.reuse.rotation import rope_of
 from phasekv.vllm import active
 from phasekv.vllm.config import PhaseKVConfig
@@ -63,16 +62,12 @@ def loaded_config() -> Any:
 def identity_of(vllm_config: Any) -> ModelIdentity:
     """What every chunk key of this engine is tagged with."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    text = model.hf_text_config
-    rope = dict(getattr(text, "rope_parameters", None) or {})
-    return ModelIdentity(
-        model=weights_fingerprint(model.model, model.revision, model.quantization),
-        dtype=str(model.dtype).removeprefix("torch."),
-        rope=json.dumps(rope, sort_keys=True, default=str),
-        num_layers=text.num_hidden_layers,
+    return identity_of_weights(
+        weights_fingerprint(model.model, model.revision, model.quantization),
+        model.hf_text_config,
+        dtype=model.dtype,
         num_kv_heads=model.get_total_num_kv_heads(),
         head_size=model.get_head_size(),
-        adapter="",
         tensor_parallel_size=parallel.tensor_parallel_size,
     )
 
