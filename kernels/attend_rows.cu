@@ -10,6 +10,7 @@
 #include "attend_rows_tile.cuh"
 #include "elements.cuh"
 #include "launch.cuh"
+#include "ops/key_range.h"
 #include "phasekv/cuda.h"
 #include "validate.h"
 #include "views.cuh"
@@ -153,22 +154,14 @@ void run_simt(const AttendRowsParams& params, const TileShape& shape, const Atte
 }
 
 void check(const AttendRowsParams& params) {
-  check_rows("query", params.query);
-  check_output_rows("out", params.out);
   check_device_blocks("key", params.key);
+  check_query(params.query, params.key);
+  check_output_rows("out", params.out);
   check_device_blocks("value", params.value);
   check_equal("out.tokens", params.out.tokens, "query", params.query.tokens);
   check_same_heads("out", params.out, "query", params.query);
   check_same_dtype("out", params.out.dtype, "query", params.query.dtype);
-  check_equal("value.num_heads", params.value.num_heads, "key", params.key.num_heads);
-  check_equal("value.block_size", params.value.block_size, "key", params.key.block_size);
-  check_equal("value.head_size", params.value.head_size, "key", params.key.head_size);
-  check_same_dtype("value", params.value.dtype, "key", params.key.dtype);
-  check_equal("query.head_size", params.query.head_size, "key", params.key.head_size);
-  if (params.query.heads % params.key.num_heads != 0) {
-    refuse("query.heads", params.query.heads,
-           "a multiple of the KV heads, " + std::to_string(params.key.num_heads));
-  }
+  check_same_blocks("value", params.value, "key", params.key);
   if (params.key.head_size > kMaxHeadSize) {
     throw Error(ErrorCode::unsupported, "key.head_size", std::to_string(params.key.head_size),
                 "there are CUDA kernels of head sizes up to " + std::to_string(kMaxHeadSize));
@@ -177,7 +170,7 @@ void check(const AttendRowsParams& params) {
   if (params.block_table_stride > (kMaxInBlock - 64) / params.key.block_size) {
     refuse("block_table_stride", params.block_table_stride, "fewer than 2^31 tokens a request");
   }
-  if (!std::isfinite(params.scale)) refuse("scale", std::to_string(params.scale), "finite");
+  check_scale(params.scale);
   check_not_null("block_table", params.block_table,
                  params.num_requests * params.block_table_stride);
   check_not_null("row_requests", params.row_requests, params.query.tokens);

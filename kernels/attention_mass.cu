@@ -214,16 +214,6 @@ __device__ inline void reduce_heads(bool is_first, float (&running)[kTiles][4],
   }
 }
 
-template <typename Tile>
-__device__ inline KeyRows key_rows_of(const MassProblem& problem, bool is_aligned) {
-  return {&problem.key,
-          problem.block_table,
-          static_cast<uint32_t>(problem.first_token),
-          blockIdx.y,
-          static_cast<int>(problem.tokens),
-          is_aligned};
-}
-
 __device__ inline float log2_scale(const MassProblem& problem) { return problem.scale * kLog2E; }
 
 struct Alignment {
@@ -255,7 +245,7 @@ __global__ void __launch_bounds__(kKeyTileThreads)
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int part = static_cast<int>(blockIdx.x) * kKeyTileWarps + warp;
   Tile tile;
-  tile.load(key_rows_of<Tile>(problem, alignment.key), first_key, head_size, memory);
+  tile.load(key_rows_of(problem, alignment.key), first_key, head_size, memory);
 
   constexpr int kTiles = Tile::kKeysPerWarp / 8;
   WarpScores scores = {&plan, &rows, first_key + warp * Tile::kKeysPerWarp, log2_scale(problem)};
@@ -346,7 +336,7 @@ __global__ void __launch_bounds__(kKeyTileThreads)
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   Tile tile;
   if (has_work) {
-    tile.load(key_rows_of<Tile>(problem, alignment.key), first_key, head_size, memory);
+    tile.load(key_rows_of(problem, alignment.key), first_key, head_size, memory);
   }
 
   constexpr int kTiles = Tile::kKeysPerWarp / 8;

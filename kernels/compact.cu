@@ -91,10 +91,7 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(Layers layers, Shape 
 void check(const CompactParams& params) {
   check_device_blocks("key", params.key);
   check_device_blocks("value", params.value);
-  check_equal("value.num_heads", params.value.num_heads, "key", params.key.num_heads);
-  check_equal("value.block_size", params.value.block_size, "key", params.key.block_size);
-  check_equal("value.head_size", params.value.head_size, "key", params.key.head_size);
-  check_same_dtype("value", params.value.dtype, "key", params.key.dtype);
+  check_same_blocks("value", params.value, "key", params.key);
   check_not_null("starts", params.starts, params.key.num_heads + 1);
 }
 

@@ -72,15 +72,6 @@ __device__ inline int key_position(const KeyRedundancyParams& params, int64_t kv
   return params.positions == nullptr ? key : params.positions[kv_head * params.tokens + key];
 }
 
-__device__ inline KeyRows key_rows_of(const KeyRedundancyParams& params, bool is_aligned) {
-  return {&params.key,
-          params.block_table,
-          static_cast<uint32_t>(params.first_token),
-          blockIdx.y,
-          static_cast<int>(params.tokens),
-          is_aligned};
-}
-
 // A warp has a row; lane l its dimensions dimension_of(0), ..., dimension_of(kDimsPerLane - 1), and
 // zeros for those beyond the head.
 __device__ inline int dimension_of(bool is_aligned, int i) {

@@ -46,6 +46,17 @@ struct KeyRows {
   }
 };
 
+// Of the KV head that the block of threads works on, blockIdx.y. `Problem` says which keys.
+template <typename Problem>
+__device__ inline KeyRows key_rows_of(const Problem& problem, bool is_aligned) {
+  return {&problem.key,
+          problem.block_table,
+          static_cast<uint32_t>(problem.first_token),
+          blockIdx.y,
+          static_cast<int>(problem.tokens),
+          is_aligned};
+}
+
 // One element as T: the very bits, or float32.
 template <typename T>
 __device__ inline T element_at(const void* data, DataType dtype, int64_t offset) {

@@ -5,6 +5,7 @@
 
 #include "key_tile.cuh"
 #include "launch.cuh"
+#include "ops/key_range.h"
 #include "phasekv/cuda.h"
 #include "softmax.cuh"
 #include "validate.h"
@@ -238,15 +239,8 @@ Memory take_memory(const TriattentionScoreParams& params, Allotment& memory) {
 void check(const TriattentionScoreParams& params) {
   check_device_key_range(params.key, params.block_table, params.first_token, params.tokens);
   check_key_tile(params.key);
-  if (params.query_heads < 1 || params.query_heads % params.key.num_heads != 0) {
-    refuse("query_heads", params.query_heads,
-           "a multiple of the KV heads, " + std::to_string(params.key.num_heads));
-  }
-  if (params.rotary_dim < 2 || params.rotary_dim % 2 != 0 ||
-      params.rotary_dim > params.key.head_size) {
-    refuse("rotary_dim", params.rotary_dim,
-           "even and in [2, head_size = " + std::to_string(params.key.head_size) + "]");
-  }
+  check_whole_groups("query_heads", params.query_heads, params.key);
+  check_rotary_dim("rotary_dim", params.rotary_dim, params.key.head_size);
   check_not_null("synthetic_query", params.synthetic_query, params.query_heads);
   check_not_null("norm_weights", params.norm_weights, params.query_heads);
   check_not_null("scores", params.scores, params.tokens);

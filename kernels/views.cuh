@@ -87,10 +87,7 @@ inline void check_device_key_range(const PagedView& key, const int32_t* block_ta
 
 // The frequencies themselves are on the device.
 inline void check_device_rope(const RopeView& rope, int64_t head_size) {
-  if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0 || rope.rotary_dim > head_size) {
-    refuse("rope.rotary_dim", rope.rotary_dim,
-           "even and in [2, head_size = " + std::to_string(head_size) + "]");
-  }
+  check_rotary_dim("rope.rotary_dim", rope.rotary_dim, head_size);
   check_not_null("rope.frequencies", rope.frequencies, rope.rotary_dim / 2);
 }
 

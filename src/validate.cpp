@@ -117,6 +117,14 @@ void check_same_heads(const char* argument, const RowsView& rows, const char* ot
   check_equal(member(argument, "head_size"), rows.head_size, other, expected.head_size);
 }
 
+void check_same_blocks(const char* argument, const PagedView& blocks, const char* other,
+                       const PagedView& expected) {
+  check_equal(member(argument, "num_heads"), blocks.num_heads, other, expected.num_heads);
+  check_equal(member(argument, "block_size"), blocks.block_size, other, expected.block_size);
+  check_equal(member(argument, "head_size"), blocks.head_size, other, expected.head_size);
+  check_same_dtype(argument, blocks.dtype, other, expected.dtype);
+}
+
 void check_slots(const int64_t* slots, int64_t count, const PagedView& blocks, Padding padding) {
   check_not_null("slots", slots, count);
   const int64_t limit = blocks.num_blocks * blocks.block_size;
@@ -148,11 +156,13 @@ int64_t check_segment_starts(const int64_t* segment_starts, int64_t num_segments
   return segment_starts[num_segments];
 }
 
+void check_rotary_dim(const char* argument, int64_t rotary_dim, int64_t head_size) {
+  if (rotary_dim >= 2 && rotary_dim % 2 == 0 && rotary_dim <= head_size) return;
+  refuse(argument, rotary_dim, "even and in [2, head_size = " + std::to_string(head_size) + "]");
+}
+
 void check_rope(const RopeView& rope, int64_t head_size) {
-  if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0 || rope.rotary_dim > head_size) {
-    refuse("rope.rotary_dim", rope.rotary_dim,
-           "even and in [2, head_size = " + std::to_string(head_size) + "]");
-  }
+  check_rotary_dim("rope.rotary_dim", rope.rotary_dim, head_size);
   check_not_null("rope.frequencies", rope.frequencies, rope.rotary_dim / 2);
   for (int64_t i = 0; i < rope.rotary_dim / 2; ++i) {
     const double frequency = rope.frequencies[i];

@@ -41,6 +41,10 @@ void check_same_heads(const char* argument, const RowsView& rows, const char* ot
 void check_same_heads(const char* argument, const RowsView& rows, const char* other,
                       const PagedView& expected);
 
+// Values in blocks as their keys are: KV heads, block size, head size and dtype.
+void check_same_blocks(const char* argument, const PagedView& blocks, const char* other,
+                       const PagedView& expected);
+
 enum class Padding { refused, allowed };
 
 // Slots in [0, num_blocks * block_size), or kPaddingSlot where it is allowed.
@@ -52,6 +56,8 @@ void check_indices(const char* argument, const int64_t* indices, int64_t count, 
 // [num_segments + 1], starts at 0, non-decreasing. Returns the last.
 int64_t check_segment_starts(const int64_t* segment_starts, int64_t num_segments);
 
+// Rotated dimensions of a head.
+void check_rotary_dim(const char* argument, int64_t rotary_dim, int64_t head_size);
 void check_rope(const RopeView& rope, int64_t head_size);
 void check_deltas(const char* argument, const int64_t* deltas, int64_t count);
 

@@ -1,9 +1,9 @@
 #include "phasekv/ops/attend_rows.h"
 
-#include <cmath>
 #include <string>
 
 #include "dispatch.h"
+#include "ops/key_range.h"
 #include "validate.h"
 
 namespace phasekv {
@@ -54,26 +54,16 @@ void check_row_limits(const AttendRowsParams& params) {
 }  // namespace
 
 void attend_rows(const AttendRowsParams& params) {
-  check_rows("query", params.query);
-  check_output_rows("out", params.out);
   check_blocks("key", params.key);
+  check_query(params.query, params.key);
+  check_output_rows("out", params.out);
   check_blocks("value", params.value);
   check_equal("out.tokens", params.out.tokens, "query", params.query.tokens);
   check_same_heads("out", params.out, "query", params.query);
   check_same_dtype("out", params.out.dtype, "query", params.query.dtype);
   check_equal("value.num_blocks", params.value.num_blocks, "key", params.key.num_blocks);
-  check_equal("value.num_heads", params.value.num_heads, "key", params.key.num_heads);
-  check_equal("value.block_size", params.value.block_size, "key", params.key.block_size);
-  check_equal("value.head_size", params.value.head_size, "key", params.key.head_size);
-  check_same_dtype("value", params.value.dtype, "key", params.key.dtype);
-  check_equal("query.head_size", params.query.head_size, "key", params.key.head_size);
-  if (params.query.heads % params.key.num_heads != 0) {
-    refuse("query.heads", params.query.heads,
-           "a multiple of the KV heads, " + std::to_string(params.key.num_heads));
-  }
-  if (!std::isfinite(params.scale)) {
-    refuse("scale", std::to_string(params.scale), "finite");
-  }
+  check_same_blocks("value", params.value, "key", params.key);
+  check_scale(params.scale);
   if (params.num_requests < 0) refuse("num_requests", params.num_requests, "at least 0");
   if (params.block_table_stride < 0) {
     refuse("block_table_stride", params.block_table_stride, "at least 0");

@@ -112,10 +112,7 @@ void compact(const CompactParams& params) {
   check_blocks("key", params.key);
   check_blocks("value", params.value);
   check_equal("value.num_blocks", params.value.num_blocks, "key", params.key.num_blocks);
-  check_equal("value.num_heads", params.value.num_heads, "key", params.key.num_heads);
-  check_equal("value.block_size", params.value.block_size, "key", params.key.block_size);
-  check_equal("value.head_size", params.value.head_size, "key", params.key.head_size);
-  check_same_dtype("value", params.value.dtype, "key", params.key.dtype);
+  check_same_blocks("value", params.value, "key", params.key);
   if (params.first_token < 0) refuse("first_token", params.first_token, "at least 0");
   check_not_null("starts", params.starts, params.key.num_heads + 1);
   int64_t moves = 0;

@@ -26,13 +26,15 @@ void check_key_range(const PagedView& key, const int32_t* block_table, int64_t f
   }
 }
 
+void check_whole_groups(const char* argument, int64_t query_heads, const PagedView& key) {
+  if (query_heads >= 1 && query_heads % key.num_heads == 0) return;
+  refuse(argument, query_heads, "a multiple of the KV heads, " + std::to_string(key.num_heads));
+}
+
 void check_query(const RowsView& query, const PagedView& key) {
   check_rows("query", query);
   check_equal("query.head_size", query.head_size, "key", key.head_size);
-  if (query.heads % key.num_heads != 0) {
-    refuse("query.heads", query.heads,
-           "a multiple of the KV heads, " + std::to_string(key.num_heads));
-  }
+  check_whole_groups("query.heads", query.heads, key);
 }
 
 void check_query_limits(const int64_t* query_limits, const RowsView& query, int64_t tokens) {

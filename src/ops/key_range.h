@@ -12,6 +12,9 @@ namespace phasekv {
 void check_key_range(const PagedView& key, const int32_t* block_table, int64_t first_token,
                      int64_t tokens);
 
+// A whole number of query heads for each KV head, at least one.
+void check_whole_groups(const char* argument, int64_t query_heads, const PagedView& key);
+
 // Queries of the key's head size, with a whole number of query heads for each KV head.
 void check_query(const RowsView& query, const PagedView& key);
 

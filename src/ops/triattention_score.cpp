@@ -69,15 +69,8 @@ void triattention_query(const TriattentionQueryParams& params) {
 void triattention_score(const TriattentionScoreParams& params) {
   check_key_range(params.key, params.block_table, params.first_token, params.tokens);
   check_query_heads(params.query_heads);
-  if (params.query_heads % params.key.num_heads != 0) {
-    refuse("query_heads", params.query_heads,
-           "a multiple of the KV heads, " + std::to_string(params.key.num_heads));
-  }
-  if (params.rotary_dim < 2 || params.rotary_dim % 2 != 0 ||
-      params.rotary_dim > params.key.head_size) {
-    refuse("rotary_dim", params.rotary_dim,
-           "even and in [2, head_size = " + std::to_string(params.key.head_size) + "]");
-  }
+  check_whole_groups("query_heads", params.query_heads, params.key);
+  check_rotary_dim("rotary_dim", params.rotary_dim, params.key.head_size);
   check_not_null("synthetic_query", params.synthetic_query, params.query_heads);
   check_not_null("norm_weights", params.norm_weights, params.query_heads);
   check_not_null("scores", params.scores, params.tokens);
