@@ -23,7 +23,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """``phasekv.transformers``, which imports transformers, only when it is asked for."""
-    if name == "transformers":
-        return import_module("phasekv.transformers")
+    """What imports transformers, only when it is asked for."""
+    if name in ("analysis", "transformers"):
+        return import_module(f"phasekv.{name}")
     raise AttributeError(f"module 'phasekv' has no attribute {name!r}")

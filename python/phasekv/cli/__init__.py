@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from phasekv import Error, __version__
-from phasekv.cli import calibrate, convert, demo, info, serve
+from phasekv.cli import analyze, calibrate, convert, demo, info, serve
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -19,7 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"phasekv {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, demo, info, calibrate, convert):
+    for module in (serve, demo, analyze, info, calibrate, convert):
         module.add_parser(commands)
     return parser
 

@@ -10,14 +10,16 @@ share judges the choice of keys alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from phasekv import _core
-from phasekv.vllm.eviction.worker import StepRow
+
+if TYPE_CHECKING:
+    from phasekv.vllm.eviction.worker import StepRow
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from phasekv import _core
 from phasekv.errors import InvalidArgumentError
 from phasekv.memory.chunk import StoredChunk
 from phasekv.memory.disk import DiskTier
@@ -106,6 +107,16 @@ class ChunkMemory:
         disk = None if directory is None else DiskTier(str(directory), self.identity, rank=0)
         self.store = ChunkStore(store_bytes, disk)
 
+    @property
+    def model(self) -> Any:
+        """Whose memory it is."""
+        return self._model
+
+    @property
+    def rope(self) -> _core.Rope:
+        """The model's rotation."""
+        return self._rope
+
     @torch.no_grad()
     def encode(
         self, note: str | Sequence[int], prefix: str | Sequence[int] = "", salt: str = ""
@@ -169,14 +180,7 @@ class ChunkMemory:
         settings = {"method": method, "ratio": recompute_ratio, **switches}
         choice = parse_choice(settings, MethodChoice())
         begin = time.perf_counter()
-        tokens: list[int] = []
-        chunks: list[tuple[int, Chunk]] = []
-        for part in parts:
-            if isinstance(part, Chunk):
-                chunks.append((len(tokens), part))
-                tokens += part.tokens
-            else:
-                tokens += self._tokens(part)
+        tokens, chunks = self.join(parts)
         if len(tokens) < 2:
             raise InvalidArgumentError("parts", f"{len(tokens)} tokens", "at least two tokens")
         blocks = PagedBlocks(
@@ -202,6 +206,20 @@ class ChunkMemory:
             report.as_response(choice),
             time.perf_counter() - begin,
         )
+
+    def join(
+        self, parts: Sequence[str | Sequence[int] | Chunk]
+    ) -> tuple[list[int], list[tuple[int, Chunk]]]:
+        """The tokens of a prompt's parts, and where each of its chunks begins."""
+        tokens: list[int] = []
+        chunks: list[tuple[int, Chunk]] = []
+        for part in parts:
+            if isinstance(part, Chunk):
+                chunks.append((len(tokens), part))
+                tokens += part.tokens
+            else:
+                tokens += self._tokens(part)
+        return tokens, chunks
 
     def _tokens(self, part: str | Sequence[int]) -> list[int]:
         if isinstance(part, str):
