@@ -72,6 +72,25 @@ def prefill_table(result: dict[str, Any]) -> str:
     return table_of(header, rows)
 
 
+def transformers_prefill_table(result: dict[str, Any]) -> str:
+    """Speedups of ``transformers_prefill.py``."""
+    rows = [
+        [
+            f"`{row['method']}`",
+            str(row["tokens"]),
+            f"{row['ratio']:g}",
+            f"{row['charged_ratio']:.3f}",
+            f"{row['transformers_seconds']:.2f}",
+            f"{row['seconds']:.2f}",
+            f"{row['speedup']:.1f}",
+            " to ".join(f"{bound:.1f}" for bound in row["speedup_spread"]),
+        ]
+        for row in result["rows"]
+    ]
+    header = ["method", "tokens", "r", "charged", "transformers, s", "ours, s", "speedup", "range"]
+    return table_of(header, rows)
+
+
 def fidelity_table(result: dict[str, Any]) -> str:
     """Distance from full recompute for each way of encoding, method and ratio."""
     header = ["encoded", "method", "r", "charged", "KL (95 % interval)", "top-1", "gold NLL"]
@@ -241,6 +260,7 @@ def share_cell(row: dict[str, Any]) -> str:
 PHASE_FIELDS = ("kl_think", "kl_act")
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "prefill": ("prefill.json", prefill_table),
+    "transformers_prefill": ("transformers_prefill.json", transformers_prefill_table),
     "fidelity": ("fidelity.json", fidelity_table),
     "eviction_fidelity": ("eviction_fidelity.json", eviction_fidelity_table),
     "eviction_differences": ("eviction_fidelity.json", eviction_differences_table),
