@@ -14,7 +14,8 @@
 // others are as right, and slower.
 //
 // All throw Error: invalid_argument for shapes that disagree, unsupported for a shape that has no
-// kernel, missing_capability where the device or the driver refuses.
+// kernel, missing_capability where the device or the driver refuses, and where this build has no
+// kernels (is_built).
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,25 @@ namespace phasekv::cuda {
 
 // A cudaStream_t; null is the default stream.
 using Stream = void*;
+
+// Whether this library was built with kernels.
+bool is_built();
+
+// Throws missing_capability, saying what is missing, unless kernels can run on the device `index`:
+// they were built, the driver has such a device, and it has compute capability 8.0 or more.
+void check_device(int index);
+
+// Makes a device the calling thread's as long as it lives. Throws like check_device.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int index);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+};
 
 // Device memory that an op may write to as it likes, aligned to 256 bytes. Two calls that may run
 // at the same time need one each.

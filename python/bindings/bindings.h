@@ -7,6 +7,7 @@ namespace phasekv::bindings {
 
 void register_errors(pybind11::module_& module);
 void register_cpu(pybind11::module_& module);
+void register_cuda(pybind11::module_& module);
 void register_rope(pybind11::module_& module);
 void register_paged_kv(pybind11::module_& module);
 

@@ -10,6 +10,7 @@
 #include "phasekv/error.h"
 #include "phasekv/layout.h"
 #include "phasekv/ops/compact.h"
+#include "placed_kv.h"
 #include "request_keys.h"
 #include "tensor_caster.h"
 
@@ -57,8 +58,9 @@ CompactionMoves plan(const py::handle& kept_indices, int64_t tokens, const py::h
   return moves;
 }
 
-void compact_request(const PagedKV& kv, const py::handle& block_table, int64_t first_token,
+void compact_request(const PlacedKV& paged, const py::handle& block_table, int64_t first_token,
                      const CompactionMoves& moves) {
+  const PagedKV& kv = paged.on_cpu("kv");
   if (static_cast<int64_t>(moves.starts.size()) != kv.key.num_heads + 1) {
     throw Error(ErrorCode::invalid_argument, "moves",
                 "of " + std::to_string(moves.starts.size() - 1) + " KV heads",

@@ -16,6 +16,7 @@
 #include "phasekv/eviction/window.h"
 #include "phasekv/ops/gather_scatter.h"
 #include "phasekv/phases/marker_automaton.h"
+#include "placed_kv.h"
 #include "rope_bindings.h"
 #include "tensor_caster.h"
 
@@ -146,12 +147,13 @@ void schedule(Evictor& evictor, int64_t request, int64_t begin, int64_t first_ro
   evictor.schedule(scheduled);
 }
 
-void run_layer(Evictor& evictor, int64_t layer, const py::handle& query, const PagedKV& kv,
+void run_layer(Evictor& evictor, int64_t layer, const py::handle& query, const PlacedKV& kv,
                const std::optional<py::object>& query_rows) {
   const RowsView rows = rows_of("query", query);
+  const PagedKV& paged = kv.on_cpu("kv");
   const int64_t* map = query_rows ? int64_list("query_rows", *query_rows).data : nullptr;
   const py::gil_scoped_release release;
-  evictor.layer(layer, rows, kv, map);
+  evictor.layer(layer, rows, paged, map);
 }
 
 void register_policies(py::module_& module) {
@@ -238,7 +240,8 @@ void register_eviction(py::module_& module) {
       .def_readonly("failure", &EvictionReport::failure);
   py::class_<Evictor>(module, "Evictor", "Eviction of a worker's requests.")
       .def(
-          py::init([](int64_t layers, int64_t query_heads, const PagedKV& kv, float scale) {
+          py::init([](int64_t layers, int64_t query_heads, const PlacedKV& paged, float scale) {
+            const PagedKV& kv = paged.on_cpu("kv");
             return std::make_unique<Evictor>(eviction::EvictorShape{.layers = layers,
                                                                     .query_heads = query_heads,
                                                                     .kv_heads = kv.key.num_heads,

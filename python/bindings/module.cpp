@@ -5,10 +5,14 @@ PYBIND11_MODULE(_core, module) {
   module.doc() =
       "The C++ core of PhaseKV. Tensors are any objects with data_ptr(), shape, stride(), dtype "
       "and "
-      "device, as torch's are; they must be on the CPU. Ops run without the GIL and write into the "
-      "tensors they are given. include/phasekv/ops describes each of them.";
+      "device, as torch's are. An op runs where its tensors lie, on the CPU or on a CUDA device, "
+      "there "
+      "on the stream that is given as an integer. Ops run without the GIL and write into the "
+      "tensors "
+      "they are given. include/phasekv/ops describes each of them.";
   register_errors(module);
   register_cpu(module);
+  register_cuda(module);
   register_rope(module);
   register_paged_kv(module);
   register_accumulate_attention(module);

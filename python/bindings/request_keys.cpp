@@ -10,8 +10,9 @@ namespace py = pybind11;
 
 namespace phasekv::bindings {
 
-const int32_t* request_blocks(const py::handle& block_table, const PagedView& blocks, int64_t end) {
-  const List<int32_t> list = int32_list("block_table", block_table);
+const int32_t* request_blocks(const py::handle& block_table, const PagedView& blocks, int64_t end,
+                              OpCall* call) {
+  const List<int32_t> list = int32_list("block_table", block_table, call);
   const int64_t needed = end <= 0 ? 0 : (end - 1) / blocks.block_size + 1;
   if (list.count < needed) {
     throw Error(ErrorCode::invalid_argument, "block_table", "[" + std::to_string(list.count) + "]",

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "op_call.h"
 #include "phasekv/tensor.h"
 
 namespace phasekv::bindings {
@@ -12,7 +13,7 @@ namespace phasekv::bindings {
 // The block ids of one request, int32 [blocks], which must reach as far as index `end` - 1 of the
 // request.
 const int32_t* request_blocks(const pybind11::handle& block_table, const PagedView& blocks,
-                              int64_t end);
+                              int64_t end, OpCall* call = nullptr);
 
 // first_token + tokens, where both can be.
 int64_t end_of_keys(int64_t first_token, int64_t tokens);

@@ -7,6 +7,7 @@
 
 #include "bindings.h"
 #include "phasekv/error.h"
+#include "tensor_caster.h"
 
 namespace py = pybind11;
 
@@ -40,6 +41,30 @@ Rope::Rope(std::vector<double> frequencies, int64_t rotary_dim, const std::strin
     throw Error(ErrorCode::invalid_argument, "rotary_dim", std::to_string(rotary_dim_),
                 "twice the " + std::to_string(frequencies_.size()) + " frequencies");
   }
+}
+
+Rope Rope::on(const py::object& frequencies) const {
+  OpCall call{py::none()};
+  const Tensor tensor = tensor_of("frequencies", frequencies, &call);
+  const auto count = static_cast<int64_t>(frequencies_.size());
+  if (tensor.dtype != "float64" || tensor.dims() != 1 || tensor.shape[0] != count ||
+      (count > 1 && tensor.strides[0] != 1)) {
+    throw Error(ErrorCode::invalid_argument, "frequencies", tensor.dtype + tensor.shape_text(),
+                "adjacent float64[" + std::to_string(count) + "]");
+  }
+  Rope placed = *this;
+  placed.placed_ = frequencies;
+  placed.placed_frequencies_ = static_cast<const double*>(tensor.data);
+  placed.device_ = tensor.device;
+  return placed;
+}
+
+RopeView Rope::view(OpCall* call) const {
+  if (call != nullptr) call->place("rope", device_);
+  const bool is_placed = call != nullptr && placed_frequencies_ != nullptr;
+  return {.frequencies = is_placed ? placed_frequencies_ : frequencies_.data(),
+          .rotary_dim = rotary_dim_,
+          .pairing = pairing_};
 }
 
 RopePairing parse_pairing(const std::string& name) {
@@ -82,6 +107,9 @@ void register_rope(py::module_& module) {
   py::class_<Rope>(module, "Rope", "The rotation of a model's keys.")
       .def(py::init<std::vector<double>, int64_t, const std::string&>(), py::arg("frequencies"),
            py::arg("rotary_dim"), py::arg("pairing"))
+      .def("on", &Rope::on, py::arg("frequencies"),
+           "The same rotation for ops on the device where frequencies (float64 [rotary_dim / 2]) "
+           "are.")
       .def_property_readonly("frequencies", &Rope::frequencies)
       .def_property_readonly("rotary_dim", &Rope::rotary_dim)
       .def_property_readonly("pairing", [](const Rope& rope) { return name_of(rope.pairing()); });

@@ -56,16 +56,17 @@ void check_dtype(const Tensor& tensor, const char* dtype) {
   if (tensor.dtype != dtype) refuse(tensor.argument + ".dtype", tensor.dtype, dtype);
 }
 
-Tensor list_of(const char* argument, const py::handle& object) {
-  Tensor tensor = tensor_of(argument, object);
+Tensor list_of(const char* argument, const py::handle& object, OpCall* call) {
+  Tensor tensor = tensor_of(argument, object, call);
   if (tensor.dims() != 1) refuse(argument, tensor.shape_text(), "a tensor of one dimension");
   check_contiguous(tensor);
   return tensor;
 }
 
 template <typename T>
-List<T> typed_list_of(const char* argument, const py::handle& object, const char* dtype) {
-  const Tensor tensor = list_of(argument, object);
+List<T> typed_list_of(const char* argument, const py::handle& object, const char* dtype,
+                      OpCall* call) {
+  const Tensor tensor = list_of(argument, object, call);
   check_dtype(tensor, dtype);
   return {static_cast<T*>(tensor.data), tensor.shape[0]};
 }
@@ -74,16 +75,21 @@ List<T> typed_list_of(const char* argument, const py::handle& object, const char
 
 std::string Tensor::shape_text() const { return text_of(shape); }
 
-Tensor tensor_of(const char* argument, const py::handle& object) {
+Tensor tensor_of(const char* argument, const py::handle& object, OpCall* call) {
   for (const char* attribute : {"data_ptr", "shape", "stride", "dtype", "device"}) {
     if (!py::hasattr(object, attribute)) {
       refuse(argument, py::str(py::type::handle_of(object).attr("__name__")), "a tensor");
     }
   }
   const auto device = py::str(object.attr("device")).cast<std::string>();
-  if (device != "cpu") refuse(std::string(argument) + ".device", device, "cpu");
+  if (call != nullptr) {
+    call->place(argument, device);
+  } else if (device != "cpu") {
+    refuse(std::string(argument) + ".device", device, "cpu");
+  }
   Tensor tensor;
   tensor.argument = argument;
+  tensor.device = device;
   tensor.dtype = dtype_name(object.attr("dtype"));
   // NOLINTNEXTLINE(performance-no-int-to-ptr): Python hands addresses over as integers.
   tensor.data = reinterpret_cast<void*>(object.attr("data_ptr")().cast<uintptr_t>());
@@ -99,8 +105,8 @@ DataType data_type_of(const Tensor& tensor) {
   refuse(tensor.argument + ".dtype", tensor.dtype, "float32, bfloat16 or float16");
 }
 
-RowsView rows_of(const char* argument, const py::handle& object) {
-  const Tensor tensor = tensor_of(argument, object);
+RowsView rows_of(const char* argument, const py::handle& object, OpCall* call) {
+  const Tensor tensor = tensor_of(argument, object, call);
   if (tensor.dims() != 3) refuse(argument, tensor.shape_text(), "[tokens, heads, head_size]");
   if (tensor.shape[2] > 1 && tensor.strides[2] != 1) {
     refuse(tensor.argument + ".stride", text_of(tensor.strides),
@@ -115,20 +121,20 @@ RowsView rows_of(const char* argument, const py::handle& object) {
           .head_stride = tensor.strides[1]};
 }
 
-List<int64_t> int64_list(const char* argument, const py::handle& object) {
-  return typed_list_of<int64_t>(argument, object, "int64");
+List<int64_t> int64_list(const char* argument, const py::handle& object, OpCall* call) {
+  return typed_list_of<int64_t>(argument, object, "int64", call);
 }
 
-List<int32_t> int32_list(const char* argument, const py::handle& object) {
-  return typed_list_of<int32_t>(argument, object, "int32");
+List<int32_t> int32_list(const char* argument, const py::handle& object, OpCall* call) {
+  return typed_list_of<int32_t>(argument, object, "int32", call);
 }
 
-List<float> float_list(const char* argument, const py::handle& object) {
-  return typed_list_of<float>(argument, object, "float32");
+List<float> float_list(const char* argument, const py::handle& object, OpCall* call) {
+  return typed_list_of<float>(argument, object, "float32", call);
 }
 
-List<uint8_t> uint8_list(const char* argument, const py::handle& object) {
-  const Tensor tensor = list_of(argument, object);
+List<uint8_t> uint8_list(const char* argument, const py::handle& object, OpCall* call) {
+  const Tensor tensor = list_of(argument, object, call);
   if (tensor.dtype != "uint8" && tensor.dtype != "bool") {
     refuse(tensor.argument + ".dtype", tensor.dtype, "uint8 or bool");
   }
@@ -136,29 +142,31 @@ List<uint8_t> uint8_list(const char* argument, const py::handle& object) {
 }
 
 float* float_tensor(const char* argument, const py::handle& object,
-                    const std::vector<int64_t>& shape) {
-  const Tensor tensor = tensor_of(argument, object);
+                    const std::vector<int64_t>& shape, OpCall* call) {
+  const Tensor tensor = tensor_of(argument, object, call);
   check_dtype(tensor, "float32");
   if (tensor.shape != shape) refuse(argument, tensor.shape_text(), text_of(shape));
   check_contiguous(tensor);
   return static_cast<float*>(tensor.data);
 }
 
-const int64_t* int64_list_of(const char* argument, const py::handle& object, int64_t count) {
-  const List<int64_t> list = int64_list(argument, object);
+const int64_t* int64_list_of(const char* argument, const py::handle& object, int64_t count,
+                             OpCall* call) {
+  const List<int64_t> list = int64_list(argument, object, call);
   if (list.count != count) refuse(argument, text_of({list.count}), text_of({count}));
   return list.data;
 }
 
-const int64_t* optional_int64_list_of(const char* argument, const py::handle& object,
-                                      int64_t count) {
-  return object.is_none() ? nullptr : int64_list_of(argument, object, count);
+const int64_t* optional_int64_list_of(const char* argument, const py::handle& object, int64_t count,
+                                      OpCall* call) {
+  return object.is_none() ? nullptr : int64_list_of(argument, object, count, call);
 }
 
-SegmentStarts segment_starts_of(const py::handle& object) {
-  const List<int64_t> list = int64_list("segment_starts", object);
+SegmentStarts segment_starts_of(const py::handle& object, int64_t tokens_on_device, OpCall* call) {
+  const List<int64_t> list = int64_list("segment_starts", object, call);
   if (list.count < 1) refuse("segment_starts", "[0]", "[num_segments + 1]");
-  return {list.data, list.count - 1, list.data[list.count - 1]};
+  const bool is_readable = call == nullptr || !call->is_on_cuda();
+  return {list.data, list.count - 1, is_readable ? list.data[list.count - 1] : tokens_on_device};
 }
 
 }  // namespace phasekv::bindings

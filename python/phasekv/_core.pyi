@@ -1,7 +1,8 @@
 """Types of the C++ core's Python module.
 
 Rows tensors are [tokens, heads, head size] with any strides for tokens and heads; index tensors are
-contiguous int64 unless include/phasekv/ops says otherwise.
+contiguous int64 unless include/phasekv/ops says otherwise. An op runs where its tensors lie; on a
+CUDA device ``stream`` is a cudaStream_t as an integer, None the default stream.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ class PagedView:
     def block_size(self) -> int: ...
     @property
     def head_size(self) -> int: ...
+    @property
+    def device(self) -> str: ...
 
 class PagedKV:
     @property
@@ -39,6 +42,8 @@ class PagedKV:
     def block_size(self) -> int: ...
     @property
     def head_size(self) -> int: ...
+    @property
+    def device(self) -> str: ...
 
 def cpu_paged_kv(layout: str, kv_cache: Tensor) -> PagedKV: ...
 def strided_paged_kv(*, key: Tensor, value: Tensor) -> PagedKV: ...
@@ -64,11 +69,20 @@ def rope_frequencies(config: RopeConfig) -> list[float]: ...
 
 class Rope:
     def __init__(self, frequencies: list[float], rotary_dim: int, pairing: str) -> None: ...
+    def on(self, frequencies: Tensor) -> Rope: ...
 
-def gather_blocks(*, blocks: PagedView, slots: Tensor, out: Tensor) -> None: ...
-def scatter_blocks(*, rows: Tensor, slots: Tensor, blocks: PagedView) -> None: ...
-def rotate_keys(*, keys: Tensor, deltas: Tensor, rope: Rope, out: Tensor) -> None: ...
-def divergence(*, fresh: Tensor, cached: Tensor, out: Tensor) -> None: ...
+def gather_blocks(
+    *, blocks: PagedView, slots: Tensor, out: Tensor, stream: int | None = None
+) -> None: ...
+def scatter_blocks(
+    *, rows: Tensor, slots: Tensor, blocks: PagedView, stream: int | None = None
+) -> None: ...
+def rotate_keys(
+    *, keys: Tensor, deltas: Tensor, rope: Rope, out: Tensor, stream: int | None = None
+) -> None: ...
+def divergence(
+    *, fresh: Tensor, cached: Tensor, out: Tensor, stream: int | None = None
+) -> None: ...
 def select_top(
     *, scores: Tensor, segment_starts: Tensor, counts: Tensor, pinned: Tensor | None = None
 ) -> list[int]: ...
@@ -83,6 +97,7 @@ def mean_residual(
     cached_deltas: Tensor | None = None,
     rope: Rope | None = None,
     out: Tensor,
+    stream: int | None = None,
 ) -> None: ...
 def apply_shift(
     *,
@@ -96,6 +111,7 @@ def apply_shift(
     weights: Tensor | None = None,
     mean_deltas: Tensor | None = None,
     blocks: PagedView,
+    stream: int | None = None,
 ) -> None: ...
 def attend_rows(
     *,
@@ -106,8 +122,11 @@ def attend_rows(
     row_limits: Tensor,
     scale: float,
     out: Tensor,
+    stream: int | None = None,
 ) -> None: ...
-def push_queries(*, query: Tensor, rows: Tensor, entries: Tensor, buffer: Tensor) -> None: ...
+def push_queries(
+    *, query: Tensor, rows: Tensor, entries: Tensor, buffer: Tensor, stream: int | None = None
+) -> None: ...
 def score_keys(
     *,
     query: Tensor,
@@ -122,6 +141,7 @@ def score_keys(
     pooling_kernel: int = 1,
     scale: float,
     scores: Tensor,
+    stream: int | None = None,
 ) -> None: ...
 def accumulate_attention(
     *,
@@ -134,6 +154,7 @@ def accumulate_attention(
     tokens: int,
     scale: float,
     sums: Tensor,
+    stream: int | None = None,
 ) -> None: ...
 
 class CompactionMoves:
@@ -160,6 +181,7 @@ def key_redundancy(
     positions: Tensor | None = None,
     threshold: float = 0.5,
     redundancy: Tensor,
+    stream: int | None = None,
 ) -> None: ...
 def triattention_query(
     *,
@@ -183,8 +205,11 @@ def triattention_score(
     normalize: bool = False,
     group_mean: bool = False,
     scores: Tensor,
+    stream: int | None = None,
 ) -> None: ...
 def supported_cpu_isas() -> list[str]: ...
+def cuda_is_built() -> bool: ...
+def check_cuda_device(index: int) -> None: ...
 def active_cpu_isa() -> str: ...
 def set_active_cpu_isa(name: str) -> None: ...
 

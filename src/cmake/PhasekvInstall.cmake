@@ -5,7 +5,7 @@ include(GNUInstallDirs)
 
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/phasekv")
 install(
-    TARGETS phasekv
+    TARGETS phasekv phasekv_cuda
     EXPORT phasekv-targets
     ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT cpp
 )

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "scheduler.h"
 
@@ -160,7 +161,11 @@ T atomicMin(T* address, T value) {
 // ---- Launches.
 
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorNoDevice = 100 };
+enum cudaDeviceAttr {
+  cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrComputeCapabilityMinor = 76
+};
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 struct cudaLaunchConfig_t {
@@ -178,12 +183,40 @@ inline std::map<const void*, int>& opted_in_shared_bytes() {
   return bytes;
 }
 
+// Compute capability, major and minor, of each device there is.
+inline std::vector<std::pair<int, int>> devices = {{8, 0}, {9, 0}};
+inline int current_device = 0;
+
 inline Extent extent_of(const dim3& extent) { return {extent.x, extent.y, extent.z}; }
 
 }  // namespace phasekv::emulation
 
 inline const char* cudaGetErrorString(cudaError_t error) {
+  if (error == cudaErrorNoDevice) return "no CUDA-capable device is detected";
   return error == cudaSuccess ? "no error" : "invalid argument";
+}
+
+// ---- Devices.
+
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = static_cast<int>(phasekv::emulation::devices.size());
+  return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+}
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  const auto& [major, minor] = phasekv::emulation::devices.at(static_cast<size_t>(device));
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? major : minor;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = phasekv::emulation::current_device;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaSetDevice(int device) {
+  phasekv::emulation::current_device = device;
+  return cudaSuccess;
 }
 
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "implementations.h"
+#include "kernel_calls.h"
 #include "oracle/selection.h"
-#include "phasekv/cuda.h"
-#include "thread_orders.h"
 
-namespace phasekv::cuda {
+namespace phasekv {
 namespace {
 
 struct Lists {
@@ -23,10 +23,24 @@ struct Lists {
 struct Chosen {
   std::vector<int64_t> indices;
   std::vector<int64_t> starts;
-  int64_t first_nan = 0;
+  std::vector<int64_t> first_nan = {0};
 };
 
-Chosen choose(const Lists& lists) {
+class SelectTop : public testing::TestWithParam<size_t> {
+ protected:
+  void SetUp() override {
+    const Implementation& implementation = implementations()[GetParam()];
+    if (implementation.kernels == nullptr) GTEST_SKIP() << implementation.how;
+  }
+
+  static Chosen choose(const Lists& lists);
+  static void check(const Lists& lists);
+};
+
+INSTANTIATE_TEST_SUITE_P(Each, SelectTop, testing::Range(size_t{0}, implementations().size()),
+                         [](const auto& index) { return implementations()[index.param].name; });
+
+Chosen SelectTop::choose(const Lists& lists) {
   const SelectTopParams params = {.scores = lists.scores.data(),
                                   .segment_starts = lists.starts.data(),
                                   .num_segments = static_cast<int64_t>(lists.counts.size()),
@@ -35,22 +49,19 @@ Chosen choose(const Lists& lists) {
   Chosen chosen;
   chosen.indices.assign(lists.scores.size(), -7);
   chosen.starts.assign(lists.counts.size() + 1, -7);
-  std::vector<unsigned char> memory(static_cast<size_t>(select_top_workspace_bytes(params)), 0xFF);
-  select_top(params,
-             {.chosen = chosen.indices.data(),
-              .chosen_starts = chosen.starts.data(),
-              .first_nan = &chosen.first_nan},
-             {.data = memory.data(), .bytes = static_cast<int64_t>(memory.size())}, nullptr);
+  select_top_calls()[GetParam()](params, {.chosen = chosen.indices.data(),
+                                          .chosen_starts = chosen.starts.data(),
+                                          .first_nan = chosen.first_nan.data()});
   chosen.indices.resize(static_cast<size_t>(chosen.starts.back()));
   return chosen;
 }
 
-void check(const Lists& lists) {
+void SelectTop::check(const Lists& lists) {
   const std::vector<int64_t> expected =
       oracle::select_top(lists.scores, lists.starts, lists.counts, lists.pinned);
   const Chosen chosen = choose(lists);
   EXPECT_EQ(chosen.indices, expected);
-  EXPECT_EQ(chosen.first_nan, -1);
+  EXPECT_EQ(chosen.first_nan, std::vector<int64_t>{-1});
   for (size_t segment = 0; segment < lists.counts.size(); ++segment) {
     for (int64_t i = chosen.starts[segment]; i < chosen.starts[segment + 1]; ++i) {
       const int64_t index = chosen.indices[static_cast<size_t>(i)];
@@ -58,14 +69,6 @@ void check(const Lists& lists) {
     }
   }
 }
-
-class SelectTop : public testing::TestWithParam<emulation::NamedOrder> {
- protected:
-  void SetUp() override { emulation::set_thread_order(GetParam().order); }
-};
-
-INSTANTIATE_TEST_SUITE_P(Each, SelectTop, testing::ValuesIn(emulation::kThreadOrders),
-                         [](const auto& order) { return std::string(order.param.name); });
 
 TEST_P(SelectTop, RandomSegments) {
   std::mt19937 generator(1);
@@ -101,7 +104,7 @@ TEST_P(SelectTop, InfinitiesAndZerosAreRanked) {
 TEST_P(SelectTop, NotANumberIsReported) {
   Lists lists{.scores = {1, 2, 3, 4}, .starts = {0, 1, 4}, .counts = {1, 1}, .pinned = {}};
   lists.scores[2] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(choose(lists).first_nan, 2);
+  EXPECT_EQ(choose(lists).first_nan, std::vector<int64_t>{2});
 }
 
 TEST_P(SelectTop, NoSegments) {
@@ -110,4 +113,4 @@ TEST_P(SelectTop, NoSegments) {
 }
 
 }  // namespace
-}  // namespace phasekv::cuda
+}  // namespace phasekv

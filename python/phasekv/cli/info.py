@@ -97,8 +97,7 @@ def _core() -> dict[str, Any]:
     return {
         "instruction_set": core.active_cpu_isa(),
         "supported": list(core.supported_cpu_isas()),
-        # There are no CUDA kernels yet (kernels/README.md); a device alone changes nothing.
-        "cuda": False,
+        "cuda": core.cuda_is_built(),
         "methods": list(core.method_names()),
     }
 

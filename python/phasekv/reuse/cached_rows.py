@@ -9,6 +9,7 @@ import torch
 
 from phasekv import _core
 from phasekv.memory.chunk import StoredChunk
+from phasekv.reuse.stream import current_stream
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,21 @@ class CachedRows:
         self.rows = rows
         self.slots = slots
         self._rope = rope
-        lengths = torch.tensor([segment.tokens for segment in segments])
+        self._device = device = slots.device
+        lengths = torch.tensor([segment.tokens for segment in segments], device=device)
         self._starts = _starts(lengths)
-        self._deltas = torch.tensor([segment.delta for segment in segments])
+        self._deltas = torch.tensor([segment.delta for segment in segments], device=device)
         self._token_deltas = self._deltas.repeat_interleave(lengths)
-        self._order = torch.arange(len(rows))
-        self._positions = torch.cat([torch.arange(s.begin, s.begin + s.tokens) for s in segments])
-        self._segment_of = torch.arange(len(segments)).repeat_interleave(lengths)
+        self._order = torch.arange(len(rows), device=device)
+        self._positions = torch.cat(
+            [torch.arange(s.begin, s.begin + s.tokens, device=device) for s in segments]
+        )
+        self._segment_of = torch.arange(len(segments), device=device).repeat_interleave(lengths)
         self._joined: torch.Tensor | None = None
         self._key_weight: torch.Tensor | None = None
         self._value_weight: torch.Tensor | None = None
-        self.key_probe = torch.zeros(len(rows), dtype=torch.bool)
-        self.value_probe = torch.zeros(len(rows), dtype=torch.bool)
+        self.key_probe = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        self.value_probe = torch.zeros(len(rows), dtype=torch.bool, device=device)
 
     @property
     def probe(self) -> torch.Tensor:
@@ -105,7 +109,7 @@ class CachedRows:
         ]
         if len(parts) == 1:
             chunk, begin, end = parts[0]
-            return chunk.keys[layer, begin:end], chunk.values[layer, begin:end]
+            return self._here(chunk.keys[layer, begin:end], chunk.values[layer, begin:end])
         if self._joined is None:
             # One buffer for all layers: it stays in the processor's cache, fresh memory would not.
             chunk = self.segments[0].chunk
@@ -113,7 +117,11 @@ class CachedRows:
         keys, values = self._joined
         torch.cat([chunk.keys[layer, begin:end] for chunk, begin, end in parts], out=keys)
         torch.cat([chunk.values[layer, begin:end] for chunk, begin, end in parts], out=values)
-        return keys, values
+        return self._here(keys, values)
+
+    def _here(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chunks are kept on the CPU; on a device they are copied there, layer by layer."""
+        return keys.to(self._device), values.to(self._device)
 
     def select(
         self,
@@ -135,10 +143,13 @@ class CachedRows:
         """
         keys, values = self._cached(layer)
         moved = torch.empty_like(keys)
-        _core.rotate_keys(keys=keys, deltas=self._token_deltas, rope=self._rope, out=moved)
-        squared = torch.empty(2, len(self.rows), dtype=torch.float32)
-        _core.divergence(fresh=fresh_keys, cached=moved, out=squared[0])
-        _core.divergence(fresh=fresh_values, cached=values, out=squared[1])
+        stream = current_stream(self._device)
+        _core.rotate_keys(
+            keys=keys, deltas=self._token_deltas, rope=self._rope, out=moved, stream=stream
+        )
+        squared = torch.empty(2, len(self.rows), dtype=torch.float32, device=self._device)
+        _core.divergence(fresh=fresh_keys, cached=moved, out=squared[0], stream=stream)
+        _core.divergence(fresh=fresh_values, cached=values, out=squared[1], stream=stream)
         divergence = combine(squared).sqrt_()
         self._take(divergence[0].tolist(), divergence[1].tolist())
 
@@ -153,11 +164,12 @@ class CachedRows:
             value_divergence=value_divergence,
             ratio=self.ratio,
         )
-        self.key_probe = torch.tensor(key_probe, dtype=torch.bool)
-        self.value_probe = torch.tensor(value_probe, dtype=torch.bool)
+        device = self._device
+        self.key_probe = torch.tensor(key_probe, dtype=torch.bool, device=device)
+        self.value_probe = torch.tensor(value_probe, dtype=torch.bool, device=device)
         if self.method.shifts:
-            self._key_weight = torch.tensor(key_weight, dtype=torch.float32)
-            self._value_weight = torch.tensor(value_weight, dtype=torch.float32)
+            self._key_weight = torch.tensor(key_weight, dtype=torch.float32, device=device)
+            self._value_weight = torch.tensor(value_weight, dtype=torch.float32, device=device)
 
     def write(
         self,
@@ -184,6 +196,7 @@ class CachedRows:
             int64 [batch rows]: row of ``fresh_keys`` for a batch row.
         """
         keys, values = self._cached(layer)
+        stream = current_stream(self._device)
         key_mean = value_mean = None
         unrotated = self.method.frame == "unrotated"
         if self.method.shifts and fresh_keys is not None:
@@ -204,6 +217,7 @@ class CachedRows:
             weights=None if key_mean is None else self._key_weight,
             mean_deltas=self._positions if unrotated and key_mean is not None else None,
             blocks=kv.key,
+            stream=stream,
         )
         _core.apply_shift(
             cached=values,
@@ -213,6 +227,7 @@ class CachedRows:
             mean=value_mean,
             weights=None if value_mean is None else self._value_weight,
             blocks=kv.value,
+            stream=stream,
         )
 
     def _mean(
@@ -226,7 +241,8 @@ class CachedRows:
         """Mean residual of the probes per segment, float32 [segments, kv heads, head size]."""
         probes = probe.nonzero()[:, 0]
         counts = torch.bincount(self._segment_of[probes], minlength=len(self.segments))
-        out = torch.empty(len(self.segments), *cached.shape[1:], dtype=torch.float32)
+        shape = (len(self.segments), *cached.shape[1:])
+        out = torch.empty(shape, dtype=torch.float32, device=self._device)
         fresh_deltas = cached_deltas = None
         if kind == "key":
             cached_deltas = self._token_deltas[probes]
@@ -243,9 +259,10 @@ class CachedRows:
             cached_deltas=cached_deltas,
             rope=None if kind == "value" else self._rope,
             out=out,
+            stream=current_stream(self._device),
         )
         return out
 
 
 def _starts(lengths: torch.Tensor) -> torch.Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

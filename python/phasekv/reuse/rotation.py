@@ -9,6 +9,7 @@ import torch
 
 from phasekv import _core
 from phasekv.errors import UnsupportedError
+from phasekv.reuse.stream import current_stream
 
 SUPPORTED_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -78,10 +79,13 @@ def type_of(declared: Mapping[str, Any]) -> str:
     return str(kind)
 
 
-def rope_of(parameters: dict[str, Any]) -> _core.Rope:
-    """The rotation that the ops take, from ``rotation_parameters``."""
+def rope_of(parameters: dict[str, Any], device: torch.device | None = None) -> _core.Rope:
+    """The rotation that the ops take, from ``rotation_parameters``; for keys on ``device``."""
     frequencies = _core.rope_frequencies(_core.RopeConfig(**parameters))
-    return _core.Rope(frequencies, parameters["rotary_dim"], parameters["pairing"])
+    rope = _core.Rope(frequencies, parameters["rotary_dim"], parameters["pairing"])
+    if device is None or device.type == "cpu":
+        return rope
+    return rope.on(torch.tensor(frequencies, dtype=torch.float64, device=device))
 
 
 def check_rotation(
@@ -90,6 +94,7 @@ def check_rotation(
     last_position: int,
     head_size: int,
     dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> None:
     """Compare our rotation with the model's own on random keys at three positions.
 
@@ -103,6 +108,8 @@ def check_rotation(
         Of the model.
     dtype : torch.dtype
         Of the keys.
+    device : torch.device or None
+        Of the keys; None: the CPU.
 
     Raises
     ------
@@ -113,14 +120,15 @@ def check_rotation(
     positions = sorted({min(1, last_position), last_position // 2, last_position})
     generator = torch.Generator().manual_seed(0)
     count = len(positions)
-    keys = torch.randn(count, 1, head_size, generator=generator).to(dtype)
+    keys = torch.randn(count, 1, head_size, generator=generator).to(device, dtype)
     there = rotate(positions, keys)
     moved = torch.empty_like(keys)
     _core.rotate_keys(
         keys=rotate([0] * count, keys),
-        deltas=torch.tensor(positions, dtype=torch.int64),
+        deltas=torch.tensor(positions, dtype=torch.int64, device=device),
         rope=rope,
         out=moved,
+        stream=current_stream(keys.device),
     )
     scale = float(keys.float().abs().max())
     for row, position in enumerate(positions):

@@ -19,6 +19,7 @@ import torch
 
 from phasekv import _core
 from phasekv.reuse.cached_rows import CachedRows
+from phasekv.reuse.stream import current_stream
 
 CHECK_LAYER = 1
 
@@ -52,6 +53,11 @@ class Batch:
         """Scheduled tokens."""
         return int(self.slots.shape[0])
 
+    @property
+    def device(self) -> torch.device:
+        """Where the step's tensors lie, the cache among them."""
+        return self.slots.device
+
 
 class ReuseStep:
     """Row bookkeeping and per-layer work of one step.
@@ -79,7 +85,7 @@ class ReuseStep:
         self._checked = [rows for rows in cached if rows.method.check_layer == CHECK_LAYER]
         for rows in self._beforehand:
             rows.select_beforehand()
-        everything = torch.ones(batch.rows, dtype=torch.bool)
+        everything = torch.ones(batch.rows, dtype=torch.bool, device=batch.device)
         self.entered = self._without_reused(self._beforehand, everything)
         self.active = self.entered
         self._entered_index = _index_of(self.entered, batch.rows)
@@ -129,14 +135,17 @@ class ReuseStep:
         elif layer > CHECK_LAYER:
             for rows in self._checked:
                 rows.write(layer, kv, keys, values, self._active_index)
-        _core.scatter_blocks(rows=keys[:expected], slots=key_slots, blocks=kv.key)
-        _core.scatter_blocks(rows=values[:expected], slots=value_slots, blocks=kv.value)
+        stream = current_stream(self.batch.device)
+        _core.scatter_blocks(rows=keys[:expected], slots=key_slots, blocks=kv.key, stream=stream)
+        _core.scatter_blocks(
+            rows=values[:expected], slots=value_slots, blocks=kv.value, stream=stream
+        )
 
     def _check(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         for rows in self._checked:
             fresh = self._entered_index[rows.rows]
             rows.select(CHECK_LAYER, keys[fresh], values[fresh], self._combine)
-        entered = torch.zeros(self.batch.rows, dtype=torch.bool)
+        entered = torch.zeros(self.batch.rows, dtype=torch.bool, device=self.batch.device)
         entered[self.entered] = True
         self.active = self._without_reused(self._checked, entered)
         self._active_index = _index_of(self.active, self.batch.rows)
@@ -193,6 +202,7 @@ class ReuseStep:
             row_limits=self.batch.positions[rows] + 1,
             scale=scale,
             out=out[: len(rows)],
+            stream=current_stream(self.batch.device),
         )
 
     def query_rows(self, layer: int) -> torch.Tensor:
@@ -207,6 +217,6 @@ class ReuseStep:
 
 
 def _index_of(rows: torch.Tensor, total: int) -> torch.Tensor:
-    index = torch.full((total,), -1, dtype=torch.int64)
-    index[rows] = torch.arange(len(rows))
+    index = torch.full((total,), -1, dtype=torch.int64, device=rows.device)
+    index[rows] = torch.arange(len(rows), device=rows.device)
     return index

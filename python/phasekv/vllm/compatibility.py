@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from phasekv import _core
 from phasekv.errors import UnsupportedError
+from phasekv.vllm.config import PhaseKVConfig
 
 SUPPORTED_ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -36,6 +38,15 @@ def check_engine_config(vllm_config: Any) -> None:
     """Raise ``UnsupportedError`` for the first feature that cannot be combined with PhaseKV."""
     for feature, value, remedy in _conflicts(vllm_config):
         raise UnsupportedError(feature, str(value), remedy)
+
+
+def check_cuda(settings: PhaseKVConfig) -> None:
+    """Raise for what does not run on a GPU yet, or for a build without the kernels."""
+    _core.check_cuda_device(0)
+    if settings.eviction is not None:
+        raise UnsupportedError(
+            "eviction", "on a CUDA device", "the evictor runs on the CPU; leave 'eviction' away"
+        )
 
 
 def _conflicts(config: Any) -> Iterator[tuple[str, object, str]]:

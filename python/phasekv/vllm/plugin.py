@@ -43,12 +43,13 @@ def _register_connector() -> None:
 
 
 def _register_attention_backend() -> None:
-    """On the CPU only replacing ``CPU_ATTN`` itself has an effect."""
+    """On the CPU only replacing ``CPU_ATTN`` itself has an effect; a GPU takes ``CUSTOM``."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    register_backend(
-        AttentionBackendEnum.CPU_ATTN, "phasekv.vllm.attention.PhaseKVAttentionBackend"
-    )
+    for name, module in (("CPU_ATTN", "attention_cpu"), ("CUSTOM", "attention_cuda")):
+        register_backend(
+            AttentionBackendEnum[name], f"phasekv.vllm.{module}.PhaseKVAttentionBackend"
+        )
 
 
 def _register_window_cache() -> None:
@@ -61,8 +62,10 @@ def _wrap_configuration() -> None:
     """Validate the settings and add the connector while the engine's configuration is made."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    from phasekv.vllm.compatibility import check_engine_config
+    from phasekv.vllm.compatibility import check_cuda, check_engine_config
     from phasekv.vllm.config import PhaseKVConfig
     from phasekv.vllm.setup import calibration_of, settings_of
 
@@ -76,6 +79,10 @@ def _wrap_configuration() -> None:
         phasekv = PhaseKVConfig.parse(settings)
         if self.kv_transfer_config is None:
             self.kv_transfer_config = KVTransferConfig(kv_connector=CONNECTOR, kv_role="kv_both")
+        if current_platform.is_cuda():
+            check_cuda(phasekv)
+            if self.attention_backend is None and self.attention_config.backend is None:
+                self.attention_backend = AttentionBackendEnum.CUSTOM
         config = original(self, *args, **kwargs)
         check_engine_config(config)
         if phasekv.eviction is not None:
@@ -160,11 +167,24 @@ def _wrap_block_hashes() -> None:
 
 
 def _wrap_model_loading() -> None:
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+    from vllm.platforms import current_platform
 
     from phasekv.vllm.setup import model_loaded
 
-    CPUModelRunner.load_model = _then(CPUModelRunner.load_model, model_loaded)
+    for runner in _runners(current_platform.is_cuda()):
+        runner.load_model = _then(runner.load_model, model_loaded)
+
+
+def _runners(is_cuda: bool) -> list[Any]:
+    """The platform's model runners; on a GPU vLLM has two, and chooses."""
+    if not is_cuda:
+        from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+        return [CPUModelRunner]
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstGPUModelRunner
+
+    return [GPUModelRunner, FirstGPUModelRunner]
 
 
 def _then(original: Callable[..., Any], after: Callable[[Any], None]) -> Callable[..., Any]:

@@ -36,8 +36,10 @@ def check_rope(rope: _core.Rope, module: Any, head_size: int, dtype: torch.dtype
     def rotate(positions: list[int], keys: torch.Tensor) -> torch.Tensor:
         flat = keys.reshape(keys.shape[0], -1).clone()
         rotated: torch.Tensor
-        _, rotated = module.forward_native(torch.tensor(positions), flat.clone(), flat)
+        rows = torch.tensor(positions, device=flat.device)
+        _, rotated = module.forward_native(rows, flat.clone(), flat)
         return rotated.view_as(keys)
 
     last = int(module.cos_sin_cache.shape[0]) - 1
-    check_rotation(rope, rotate, last, head_size, dtype)
+    device = module.cos_sin_cache.device
+    check_rotation(rope, rotate, last, head_size, dtype, device)

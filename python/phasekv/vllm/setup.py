@@ -19,6 +19,7 @@ from phasekv.memory.store import ChunkStore
 from phasekv.memory.weights import identity_of_weights, weights_fingerprint
 from phasekv.reuse.rotation import rope_of
 from phasekv.vllm import active
+from phasekv.vllm.blocks import flash_attention_blocks
 from phasekv.vllm.config import PhaseKVConfig
 from phasekv.vllm.decoder_hooks import DecoderHooks
 from phasekv.vllm.eviction.ledger import EvictionLedger
@@ -101,9 +102,10 @@ def build_worker(vllm_config: Any, kv_caches: dict[str, torch.Tensor]) -> ReuseW
     config = config_of(vllm_config)
     model_config = vllm_config.model_config
     hooks = DecoderHooks(_runner.model)
-    dtype = next(iter(kv_caches.values())).dtype
+    cache = next(iter(kv_caches.values()))
+    dtype = cache.dtype
     parameters = rope_parameters_of(model_config.hf_text_config, hooks.rotary_module)
-    rope = rope_of(parameters)
+    rope = rope_of(parameters, cache.device)
     check_rope(rope, hooks.rotary_module, model_config.get_head_size(), dtype)
     layers, block_size = _layers(vllm_config, kv_caches)
     if len(layers) != len(hooks.layers):
@@ -201,8 +203,11 @@ def _layers(
     checked: set[tuple[Any, ...]] = set()
     block_size = 0
     for name, cache in sorted(kv_caches.items(), key=lambda item: extract_layer_index(item[0])):
-        layout = attention[name].isa
         block_size, head_size = cache.shape[2], cache.shape[3] // 2
+        if cache.device.type != "cpu":
+            layers[name] = (extract_layer_index(name), flash_attention_blocks(cache))
+            continue
+        layout = attention[name].isa
         form = (layout, cache.dtype, block_size, head_size)
         if form not in checked:
             check_layout(*form)

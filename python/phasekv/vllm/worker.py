@@ -18,6 +18,7 @@ from phasekv.memory.store import ChunkStore
 from phasekv.reuse.cached_rows import CachedRows, CachedSegment
 from phasekv.reuse.report import RequestReport
 from phasekv.reuse.step import Batch, ReuseStep
+from phasekv.reuse.stream import current_stream
 from phasekv.vllm import active
 from phasekv.vllm.decoder_hooks import DecoderHooks
 from phasekv.vllm.plan import (
@@ -186,16 +187,17 @@ class ReuseWorker:
         metadata = forward_context.attn_metadata[name]
         starts = metadata.query_start_loc.to(torch.int64)
         rows = int(metadata.num_actual_tokens)
+        device = starts.device
         lengths = starts[1:] - starts[:-1]
-        requests = torch.arange(len(lengths)).repeat_interleave(lengths)
+        requests = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
         computed = metadata.seq_lens.to(torch.int64)[: len(lengths)] - lengths
-        positions = torch.arange(rows) - (starts[:-1] - computed)[requests]
+        positions = torch.arange(rows, device=device) - (starts[:-1] - computed)[requests]
         batch = Batch(
             slots=forward_context.slot_mapping[name][:rows].to(torch.int64),
             positions=positions,
             requests=requests.to(torch.int32),
             block_table=metadata.block_table.to(torch.int32),
-            first_held=torch.tensor(list(first_held) or [0] * len(lengths)),
+            first_held=torch.tensor(list(first_held) or [0] * len(lengths), device=device),
         )
         return batch, starts.tolist()
 
@@ -203,7 +205,7 @@ class ReuseWorker:
         self, requests: tuple[ScheduledRequest, ...], starts: list[int]
     ) -> list[_Scheduled]:
         assert self._batch is not None
-        first_rows = torch.tensor(starts[:-1])
+        first_rows = torch.tensor(starts[:-1], device=self._batch.device)
         row_of = {slot: row for row, slot in enumerate(self._batch.slots[first_rows].tolist())}
         located = []
         for request in requests:
@@ -270,7 +272,10 @@ class ReuseWorker:
         if not segments:
             return None
         offset = scheduled.first_batch_row - scheduled.begin
-        rows = torch.cat([torch.arange(s.begin, s.begin + s.tokens) + offset for s in segments])
+        device = self._batch.device
+        rows = torch.cat(
+            [torch.arange(s.begin, s.begin + s.tokens, device=device) + offset for s in segments]
+        )
         return CachedRows(
             scheduled.request.request_id,
             plan.choice.build(),
@@ -317,23 +322,27 @@ class ReuseWorker:
 
     def _store(self, scheduled: _Scheduled, planned: PlannedChunk, replace: bool) -> None:
         assert self._batch is not None
-        positions = torch.arange(planned.begin, planned.end)
+        device = self._batch.device
+        positions = torch.arange(planned.begin, planned.end, device=device)
         blocks = self._batch.block_table[scheduled.row].to(torch.int64)
         slots = blocks[positions // self._block_size] * self._block_size
         slots += positions % self._block_size
         kv = next(iter(self._layers.values()))[1]
         shape = (self.num_layers, len(slots), kv.num_heads, kv.head_size)
-        keys = torch.empty(shape, dtype=self._dtype)
-        values = torch.empty(shape, dtype=self._dtype)
+        keys = torch.empty(shape, dtype=self._dtype, device=device)
+        values = torch.empty(shape, dtype=self._dtype, device=device)
+        stream = current_stream(device)
         for index, layer_kv in self._layers.values():
-            _core.gather_blocks(blocks=layer_kv.key, slots=slots, out=keys[index])
-            _core.gather_blocks(blocks=layer_kv.value, slots=slots, out=values[index])
+            _core.gather_blocks(blocks=layer_kv.key, slots=slots, out=keys[index], stream=stream)
+            _core.gather_blocks(
+                blocks=layer_kv.value, slots=slots, out=values[index], stream=stream
+            )
         chunk = StoredChunk(
             key=planned.key,
             tokens=np.array(planned.tokens, dtype=np.int32),
             position=planned.begin,
-            keys=keys,
-            values=values,
+            keys=keys.cpu(),
+            values=values.cpu(),
         )
         try:
             gone = self.store.put(chunk, replace=replace)

@@ -1,0 +1,305 @@
+"""Ops on tensors of a CUDA device, an emulated one: they equal the CPU's, or say what is wrong.
+
+The emulated device shares the CPU's memory: its tensors are CPU tensors that name another device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from phasekv import InvalidArgumentError, MissingCapabilityError, UnsupportedError, _core
+
+TOKENS, HEADS, GROUP, SIZE, BLOCK = 11, 2, 3, 64, 16
+
+
+class OnDevice:
+    """What the core asks of a torch tensor, on another device."""
+
+    def __init__(self, tensor: torch.Tensor, device: str = "cuda:0") -> None:
+        self.tensor = tensor
+        self.device = device
+        self.dtype = tensor.dtype
+        self.shape = tensor.shape
+
+    def data_ptr(self) -> int:
+        """Address."""
+        return self.tensor.data_ptr()
+
+    def stride(self) -> tuple[int, ...]:
+        """In elements."""
+        return self.tensor.stride()
+
+    def element_size(self) -> int:
+        """In bytes."""
+        return self.tensor.element_size()
+
+    def new_empty(self, count: int) -> OnDevice:
+        """Of the same device, full of NaN: nothing may be read before it is written."""
+        return OnDevice(torch.full((count,), torch.nan, dtype=self.dtype), self.device)
+
+
+def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor."""
+    return tensor
+
+
+Place = Callable[[torch.Tensor], Any]
+
+
+class Problem:
+    """One of everything; the same numbers wherever it is placed."""
+
+    def __init__(self, place: Place) -> None:
+        generator = torch.Generator().manual_seed(5)
+
+        def numbers(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator)
+
+        self.place = place
+        self.blocks = numbers(2, 3, HEADS, BLOCK, SIZE)
+        self.kv = _core.strided_paged_kv(key=place(self.blocks[0]), value=place(self.blocks[1]))
+        self.rows = numbers(TOKENS, HEADS, SIZE)
+        self.more_rows = numbers(TOKENS, HEADS, SIZE)
+        self.query = numbers(TOKENS, HEADS * GROUP, SIZE)
+        self.floats = numbers(4, HEADS, SIZE)
+        self.scores = torch.zeros(2, HEADS, TOKENS)
+        self.slots = torch.arange(TOKENS) * 4
+        self.order = torch.arange(TOKENS)
+        self.starts = torch.tensor([0, 3, TOKENS])
+        self.table = torch.tensor([2, 0, 1], dtype=torch.int32)
+        self.phases = torch.arange(TOKENS, dtype=torch.int32) % 2
+        rope = _core.Rope([0.5 ** (i / 8) for i in range(SIZE // 2)], SIZE, "neox")
+        self.rope = rope.on(place(torch.tensor(rope.frequencies, dtype=torch.float64)))
+
+    def outputs(self) -> list[torch.Tensor]:
+        """Everything that an op may have written."""
+        return [self.blocks, self.more_rows, self.query, self.floats, self.scores]
+
+
+def gather(p: Problem) -> None:
+    """One op, as each function below."""
+    _core.gather_blocks(blocks=p.kv.key, slots=p.place(p.slots), out=p.place(p.more_rows))
+
+
+def scatter(p: Problem) -> None:
+    _core.scatter_blocks(rows=p.place(p.rows), slots=p.place(p.slots), blocks=p.kv.value)
+
+
+def rotate(p: Problem) -> None:
+    _core.rotate_keys(
+        keys=p.place(p.rows), deltas=p.place(p.order), rope=p.rope, out=p.place(p.more_rows)
+    )
+
+
+def diverge(p: Problem) -> None:
+    _core.divergence(
+        fresh=p.place(p.rows), cached=p.place(p.more_rows), out=p.place(p.scores[0, 0])
+    )
+
+
+def mean(p: Problem) -> None:
+    _core.mean_residual(
+        fresh=p.place(p.rows),
+        cached=p.place(p.more_rows),
+        fresh_rows=p.place(p.order),
+        cached_rows=p.place(p.order),
+        segment_starts=p.place(p.starts),
+        cached_deltas=p.place(p.order),
+        rope=p.rope,
+        out=p.place(p.floats[:2]),
+    )
+
+
+def shift(p: Problem) -> None:
+    _core.apply_shift(
+        cached=p.place(p.rows),
+        cached_rows=p.place(p.order),
+        slots=p.place(p.slots),
+        segment_starts=p.place(p.starts),
+        deltas=p.place(p.order[:2]),
+        rope=p.rope,
+        mean=p.place(p.floats[:2]),
+        weights=p.place(p.scores[0, 0] + 0.5),
+        blocks=p.kv.key,
+    )
+
+
+def attend(p: Problem) -> None:
+    _core.attend_rows(
+        query=p.place(p.query),
+        kv=p.kv,
+        block_table=p.place(p.table[None]),
+        row_requests=p.place(torch.zeros(TOKENS, dtype=torch.int32)),
+        row_limits=p.place(p.order + 7),
+        scale=0.2,
+        out=p.place(p.query),
+    )
+
+
+def push(p: Problem) -> None:
+    _core.push_queries(
+        query=p.place(p.rows),
+        rows=p.place(p.order),
+        entries=p.place(p.order),
+        buffer=p.place(p.more_rows),
+    )
+
+
+def score(p: Problem) -> None:
+    _core.score_keys(
+        query=p.place(p.query),
+        key=p.kv.key,
+        block_table=p.place(p.table),
+        first_token=3,
+        tokens=TOKENS,
+        query_limits=p.place(p.order),
+        group="mean",
+        scale=0.2,
+        scores=p.place(p.scores[0]),
+    )
+
+
+def accumulate(p: Problem) -> None:
+    _core.accumulate_attention(
+        query=p.place(p.query),
+        query_limits=p.place(p.order),
+        query_phases=p.place(p.phases),
+        key=p.kv.key,
+        block_table=p.place(p.table),
+        first_token=3,
+        tokens=TOKENS,
+        scale=0.2,
+        sums=p.place(p.scores),
+    )
+
+
+def score_by_frequency(p: Problem) -> None:
+    _core.triattention_score(
+        key=p.kv.key,
+        block_table=p.place(p.table),
+        first_token=3,
+        tokens=TOKENS,
+        synthetic_query=p.place(p.query[0]),
+        norm_weights=p.place(p.query[1, :, : SIZE // 2].contiguous()),
+        scores=p.place(p.scores[0]),
+    )
+
+
+def find_redundancy(p: Problem) -> None:
+    _core.key_redundancy(
+        key=p.kv.key,
+        block_table=p.place(p.table),
+        first_token=3,
+        tokens=TOKENS,
+        threshold=0.1,
+        redundancy=p.place(p.scores[0]),
+    )
+
+
+OPS = [
+    gather,
+    scatter,
+    rotate,
+    diverge,
+    mean,
+    shift,
+    attend,
+    push,
+    score,
+    accumulate,
+    score_by_frequency,
+    find_redundancy,
+]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_op_on_the_device_equals_the_cpus(op: Callable[[Problem], None]) -> None:
+    here, there = Problem(on_cpu), Problem(OnDevice)
+    before = [tensor.clone() for tensor in here.outputs()]
+    op(here)
+    op(there)
+    assert any(not torch.equal(old, new) for old, new in zip(before, here.outputs(), strict=True))
+    for expected, got in zip(here.outputs(), there.outputs(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_tensors_of_two_devices_are_refused_by_the_name_of_the_second(
+    op: Callable[[Problem], None],
+) -> None:
+    def run(elsewhere: int) -> int:
+        """With one argument on the other device; how many there are."""
+        problem = Problem(OnDevice)
+        placed = 0
+
+        def place(tensor: torch.Tensor) -> OnDevice:
+            nonlocal placed
+            placed += 1
+            return OnDevice(tensor, "cuda:1" if placed == elsewhere else "cuda:0")
+
+        problem.place = place
+        before = [tensor.clone() for tensor in problem.outputs()]
+        if elsewhere == 0:
+            op(problem)
+            return placed
+        with pytest.raises(InvalidArgumentError, match=r"\.device = .*where .* is") as caught:
+            op(problem)
+        assert {"cuda:0", "cuda:1"} <= set(re.findall(r"cuda:\d", str(caught.value)))
+        for old, new in zip(before, problem.outputs(), strict=True):
+            assert torch.equal(old, new)
+        return placed
+
+    for elsewhere in range(1, run(0) + 1):
+        run(elsewhere)
+
+
+def test_a_rotation_of_the_cpu_is_refused_on_the_device() -> None:
+    problem = Problem(OnDevice)
+    problem.rope = _core.Rope(problem.rope.frequencies, SIZE, "neox")
+    with pytest.raises(InvalidArgumentError, match=r"rope\.device.*cpu.*cuda:0, where keys is"):
+        rotate(problem)
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "message"),
+    [
+        ("cuda:7", MissingCapabilityError, r"cuda:7.*one of the 2 devices"),
+        ("meta", InvalidArgumentError, r"device = meta: expected cpu or a CUDA device"),
+        ("cuda:x", InvalidArgumentError, r"device = cuda:x: expected cpu or a CUDA device"),
+    ],
+)
+def test_a_device_that_is_not_there(device: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        diverge(Problem(lambda tensor: OnDevice(tensor, device)))
+
+
+def test_a_stream_is_an_integer_and_only_for_devices() -> None:
+    here, there = Problem(on_cpu), Problem(OnDevice)
+    rows = {"fresh": here.rows, "cached": here.more_rows, "out": torch.zeros(TOKENS)}
+    with pytest.raises(InvalidArgumentError, match=r"stream.*None for tensors on the CPU"):
+        _core.divergence(**rows, stream=0)
+    on_device = {name: OnDevice(tensor) for name, tensor in rows.items()}
+    _core.divergence(**on_device, stream=0)
+    diverge(there)
+    assert torch.equal(rows["out"], there.scores[0, 0])
+
+
+def test_what_runs_on_the_cpu_only_says_so() -> None:
+    problem = Problem(OnDevice)
+    with pytest.raises(InvalidArgumentError, match=r"kv\.device.*cuda:0"):
+        _core.Evictor(layers=1, query_heads=HEADS * GROUP, kv=problem.kv, scale=0.2)
+    pairs = SIZE // 2
+    with pytest.raises(UnsupportedError, match=r"synthetic_query\.device.*made on the CPU"):
+        _core.triattention_query(
+            rope=problem.rope,
+            mean_query=torch.zeros(HEADS, pairs, 2),
+            mean_norm=torch.zeros(HEADS, pairs),
+            time=3,
+            synthetic_query=OnDevice(torch.zeros(HEADS, SIZE)),
+            norm_weights=torch.zeros(HEADS, pairs),
+        )

@@ -1,0 +1,145 @@
+"""vLLM's CUDA side as far as it goes without a GPU.
+
+The backend is FlashAttention's with PhaseKV's rows before it; its blocks lie as FlashAttention has
+them, and a reuse step runs through it on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
+
+from phasekv import MissingCapabilityError, UnsupportedError, _core
+from phasekv.reuse.step import Batch, ReuseStep
+from phasekv.vllm import active
+from phasekv.vllm.attention_cuda import PhaseKVAttentionBackend, PhaseKVAttentionImpl
+from phasekv.vllm.blocks import flash_attention_blocks
+from phasekv.vllm.compatibility import check_cuda
+from phasekv.vllm.config import PhaseKVConfig
+
+BLOCKS, HEADS, GROUP, BLOCK, SIZE = 5, 2, 3, 16, 32
+ROWS = 21
+
+
+def cache_of(order: str) -> torch.Tensor:
+    """vLLM's cache tensor [blocks, kv heads, block size, 2 * head size] in a memory order."""
+    if order == "NHD":
+        return torch.randn(BLOCKS, BLOCK, HEADS, 2 * SIZE).transpose(1, 2)
+    return torch.randn(BLOCKS, HEADS, BLOCK, 2 * SIZE)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    """Two requests, of 12 and 9 tokens, whose blocks are 3, 1 and 4."""
+    table = torch.tensor([[3], [1]], dtype=torch.int32)
+    positions = torch.cat([torch.arange(12), torch.arange(9)])
+    requests = torch.tensor([0] * 12 + [1] * 9, dtype=torch.int32)
+    return Batch(
+        slots=table[requests.long(), 0].long() * BLOCK + positions,
+        positions=positions,
+        requests=requests,
+        block_table=table,
+        first_held=torch.zeros(2, dtype=torch.int64),
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_step() -> Iterator[None]:
+    """Whatever a test did, no step is active after it."""
+    yield
+    active.end()
+
+
+class _Layer:
+    layer_name = "model.layers.0.self_attn.attn"
+
+
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+def test_a_step_writes_and_attends_in_flash_attentions_blocks(order: str, batch: Batch) -> None:
+    torch.manual_seed(3)
+    cache = cache_of(order)
+    untouched = cache.clone()
+    implementation = object.__new__(PhaseKVAttentionImpl)
+    implementation.scale = SIZE**-0.5
+    query = torch.randn(ROWS, HEADS * GROUP, SIZE)
+    keys, values = torch.randn(2, ROWS, HEADS, SIZE)
+    out = torch.full_like(query, torch.nan)
+    step = ReuseStep(batch, [], lambda squared: squared)
+    active.begin(step, {_Layer.layer_name: (0, flash_attention_blocks(cache))})
+    implementation.do_kv_cache_update(_Layer(), keys, values, cache, batch.slots)
+    implementation.forward(_Layer(), query, keys, values, cache, object(), out)
+
+    # As FlashAttention takes its cache apart.
+    key_cache, value_cache = cache.transpose(1, 2).split(SIZE, dim=-1)
+    blocks, offsets = batch.slots // BLOCK, batch.slots % BLOCK
+    assert torch.equal(key_cache[blocks, offsets], keys)
+    assert torch.equal(value_cache[blocks, offsets], values)
+    written = torch.zeros(BLOCKS, BLOCK, dtype=torch.bool)
+    written[blocks, offsets] = True
+    kept = ~written[:, None, :, None].expand_as(cache)
+    assert torch.equal(cache[kept], untouched[kept])
+    for begin, end in ((0, 12), (12, 21)):
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            *(rows[begin:end].double().transpose(0, 1) for rows in (query, keys, values)),
+            is_causal=True,
+            enable_gqa=True,
+        )
+        torch.testing.assert_close(
+            out[begin:end].double().transpose(0, 1), expected, rtol=1e-5, atol=1e-5
+        )
+
+
+def test_without_a_step_flash_attention_does_it_all(
+    monkeypatch: pytest.MonkeyPatch, batch: Batch
+) -> None:
+    calls: list[str] = []
+    for name in ("forward", "do_kv_cache_update"):
+        monkeypatch.setattr(
+            FlashAttentionImpl, name, lambda self, *_, name=name, **__: calls.append(name)
+        )
+    implementation: Any = object.__new__(PhaseKVAttentionImpl)
+    nothing = torch.zeros(0)
+    implementation.do_kv_cache_update(_Layer(), nothing, nothing, nothing, batch.slots)
+    implementation.forward(_Layer(), nothing, nothing, nothing, nothing, object(), nothing)
+    implementation.forward(_Layer(), nothing, nothing, nothing, nothing, None, nothing)
+    assert calls == ["do_kv_cache_update", "forward", "forward"]
+
+
+def test_attention_is_in_no_cuda_graph() -> None:
+    builder = PhaseKVAttentionBackend.get_builder_cls()
+    assert builder.get_cudagraph_support(None, None) == AttentionCGSupport.NEVER
+    assert not builder.supports_update_block_table
+    assert PhaseKVAttentionBackend.get_impl_cls() is PhaseKVAttentionImpl
+    assert PhaseKVAttentionBackend.get_name() == "CUSTOM"
+
+
+def test_vllm_finds_the_backend_by_its_name() -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    from phasekv.vllm.plugin import register
+
+    register()
+    assert AttentionBackendEnum.CUSTOM.get_class() is PhaseKVAttentionBackend
+
+
+def test_a_cache_of_another_shape_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"kv_cache.*\[2, 5, 3, 16, 64\]"):
+        flash_attention_blocks(torch.zeros(2, BLOCKS, 3, BLOCK, 64))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_an_engine_without_device_or_kernels_is_refused() -> None:
+    with pytest.raises(MissingCapabilityError, match=r"cuda:0"):
+        check_cuda(PhaseKVConfig())
+
+
+def test_eviction_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "check_cuda_device", lambda index: None)
+    check_cuda(PhaseKVConfig())
+    with pytest.raises(UnsupportedError, match=r"eviction.*on a CUDA device"):
+        check_cuda(PhaseKVConfig.parse({"eviction": {"budget": 256}}))
