@@ -46,13 +46,15 @@ build: configure ## Build the C++ library, its tests and the Python module in bu
 	@echo "==> Building build/"
 	@cmake --build build
 
-install: build $(INSTALLED) ## Install the Python package into .venv
+install: configure $(INSTALLED) ## Install the Python package into .venv
 
-# pip builds in build/ too, where `make build` has already compiled everything it needs.
+# pip builds in build/ too, where everything it needs is compiled by then. Tests are not needed.
 $(INSTALLED): $(PACKAGE_SOURCES)
+	@echo "==> Building the Python module"
+	@cmake --build build --target _core
 	@echo "==> Installing phasekv into .venv"
 	@python -m pip install --quiet --no-deps --no-build-isolation --force-reinstall --no-index \
-	  -C build-dir=build -C cmake.define.PHASEKV_TESTS=ON .
+	  -C build-dir=build -C build.targets=_core -C cmake.define.PHASEKV_TESTS=ON .
 	@touch $@
 
 model: install
