@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 from transformers import DynamicCache
 
 from phasekv import _core
 from phasekv.analysis.figures import BLUE, GREEN, ORANGE, VIOLET, new_figure
+from phasekv.analysis.progress import progress
 from phasekv.analysis.recording import record_attention
 from phasekv.analysis.results import Floats
 from phasekv.errors import InvalidArgumentError
@@ -141,7 +141,7 @@ def _full(
 
     cache = DynamicCache()
     with record_attention(model, layer):
-        for step in tqdm(tokens.split(stride), desc="full KV", disable=None):
+        for step in progress(tokens.split(stride), "full KV"):
             model(step[None], past_key_values=cache, use_cache=True, logits_to_keep=1)
     return steps
 
@@ -153,7 +153,7 @@ def _held(
     held = {}
     cache = None
     with evict(model, stride=stride, **options) as eviction:
-        for step in tqdm(tokens.split(stride), desc=name, disable=None):
+        for step in progress(tokens.split(stride), name):
             model(step[None], past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = eviction.cache
             assert cache is not None

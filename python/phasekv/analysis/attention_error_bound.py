@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from phasekv import _core
-from phasekv.analysis.figures import BLUE, GRAY, GREEN, ORANGE, VIOLET, new_figure
+from phasekv.analysis.figures import BLUE, GRAY, GREEN, ORANGE, VIOLET, label_layers, new_figure
+from phasekv.analysis.progress import progress
 from phasekv.analysis.results import Floats
 from phasekv.analysis.reused_prompt import ReusedPrompt, rotated
 from phasekv.errors import InvalidArgumentError
@@ -89,7 +89,7 @@ def attention_error_bound(
         raise InvalidArgumentError("model", f"{prompts[0].layers} layers", "one after the check")
     sums = np.zeros((2 + len(PARTS), len(layers)))
     tightest = 0.0
-    for prompt in tqdm(prompts, desc="prompts", disable=None):
+    for prompt in progress(prompts, "prompts"):
         chosen = prompt.select(method, ratio)
         for column, layer in enumerate(layers):
             used = _used(prompt, method, chosen, layer)
@@ -229,15 +229,15 @@ def plot_attention_error_bound(result: AttentionErrorBound, subject: str = "") -
     left.set_ylim(bottom=0)
     left.set_title("measured error", fontsize=9)
     left.set_ylabel("|error| over |output|, mean (0: exact)")
-    bottom = np.zeros(len(result.layers))
+    right.plot(result.layers, result.parts.sum(0), color="black", linewidth=2, label="bound")
     for part, name, color in zip(result.parts, PARTS, (BLUE, GREEN, ORANGE, VIOLET), strict=True):
-        right.bar(result.layers, part, bottom=bottom, color=color, label=name, width=0.8)
-        bottom += part
-    right.plot(result.layers, result.measured, color="black", linewidth=1.5, label="measured")
-    right.set_title(
-        "bound on it: bias (no single offset fits) and estimation (few probes)", fontsize=9
-    )
+        if part.max() > 0:
+            right.plot(result.layers, part, color=color, label=f"of it: {name}")
+    right.plot(result.layers, result.measured, color=GRAY, linewidth=2, label="measured")
+    right.set_yscale("log")
+    right.set_ylabel("over |output|, mean (logarithmic)")
+    right.set_title("bound: bias (no single offset fits), estimation (few probes)", fontsize=9)
     for one in (left, right):
-        one.set_xlabel("layer")
+        label_layers(one)
         one.legend(fontsize=8)
     return figure

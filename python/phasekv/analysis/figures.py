@@ -33,6 +33,12 @@ def new_figure(
     return figure, axes
 
 
+def label_layers(axes: Any, label: str = "layer") -> None:
+    """The x axis counts layers."""
+    axes.set_xlabel(label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
 def draw_spread(axes: Any, x: Floats, values: Floats, color: str, label: str) -> None:
     """The median over the last axis of ``values`` as a line, its quartiles as a band."""
     low, middle, high = np.nanpercentile(values, [25, 50, 75], axis=-1)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from phasekv.analysis.figures import BLUE, GRAY, GREEN, ORANGE, new_figure
+from phasekv.analysis.figures import BLUE, GRAY, GREEN, ORANGE, label_layers, new_figure
 from phasekv.analysis.recording import record_attention
 from phasekv.analysis.results import Floats
 from phasekv.analysis.reused_prompt import rotated
@@ -211,7 +211,7 @@ def plot_phase_subspaces(result: PhaseSubspaces, subject: str = "") -> Any:
         left.plot(layers, values.mean(1), color=color, label=name)
     left.axhline(result.random, color=GRAY, linestyle="--", label="random subspaces")
     left.set_ylim(0, 90)
-    left.set_xlabel("layer (dots: KV heads)")
+    label_layers(left, "layer (dots: KV heads)")
     left.set_ylabel("mean principal angle, degrees\n(0: the same subspace)")
     left.legend(fontsize=8, loc="lower right")
     mean = result.angles.mean((0, 1))
@@ -224,7 +224,7 @@ def plot_phase_subspaces(result: PhaseSubspaces, subject: str = "") -> Any:
     right.set_yticks(range(len(mean)), result.phases)
     larger = (result.between > result.within).mean()
     right.set_title(
-        f"mean over layers and heads; between > within in {larger:.0%} of heads",
+        f"mean over layers and heads\n(between > within in {larger:.0%} of them)",
         fontsize=9,
         color=GREEN if larger > 0.5 else "black",
     )

@@ -14,9 +14,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
-from phasekv.analysis.figures import BLUE, GRAY, GREEN, ORANGE, draw_spread, new_figure
+from phasekv.analysis.figures import (
+    BLUE,
+    GRAY,
+    GREEN,
+    ORANGE,
+    draw_spread,
+    label_layers,
+    new_figure,
+)
+from phasekv.analysis.progress import progress
 from phasekv.analysis.results import Floats
 from phasekv.analysis.reused_prompt import KINDS, ReusedPrompt
 
@@ -68,7 +76,7 @@ def residual_spectrum(
     shares = np.zeros((len(KINDS), len(layers), len(chunks)))
     before = np.zeros((len(KINDS), len(layers), singular_values))
     after = np.zeros_like(before)
-    for column, (prompt, chunk) in enumerate(tqdm(chunks, desc="chunks", disable=None)):
+    for column, (prompt, chunk) in enumerate(progress(chunks, "chunks")):
         for row, kind in enumerate(KINDS):
             for index, layer in enumerate(layers):
                 matrix = prompt.residuals(chunk, layer, kind).flatten(1)
@@ -113,8 +121,8 @@ def plot_residual_spectrum(result: ResidualSpectrum, subject: str = "") -> Any:
         float(result.without_structure.mean()), color=GRAY, linestyle="--", label="nothing shared"
     )
     share.set_ylim(0, 1)
-    share.set_xlabel("layer")
-    share.set_ylabel("share of the energy in the mean (1: a shift repairs all)")
+    label_layers(share)
+    share.set_ylabel("share of the energy in the mean\n(1: a shift repairs all)")
     share.set_title("shared offset (median and quartiles over chunks)", fontsize=9)
     share.legend(fontsize=8)
     middle = len(result.layers) // 2

@@ -6,8 +6,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from phasekv.analysis.progress import progress
 from phasekv.analysis.reused_prompt import ReusedPrompt, measure_prompt
 from phasekv.errors import InvalidArgumentError
 from phasekv.evaluation.memory_notes import MemoryTask, load_memory_notes
@@ -76,7 +75,7 @@ def measured_prompts(
     memory = ChunkMemory(model, tokenizer)
     prefix = builder.prefix if encode == "prefix" else []
     measured = []
-    for one in tqdm(asked, desc="prompts", disable=None):
+    for one in progress(asked, "prompts"):
         prompt = builder.prompt(one.notes, one.question.question)
         chunks = [
             memory.encode(prompt.token_ids[begin:end], prefix) for begin, end in prompt.chunks

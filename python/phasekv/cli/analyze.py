@@ -16,6 +16,9 @@ from phasekv.model_conversion import ensure_demo_model
 RESIDUALS, ERROR_BOUND, DIVERGENCE = "residuals", "error-bound", "divergence"
 SUBSPACES, COVERAGE = "subspaces", "coverage"
 
+HEAD = 8
+"""Tokens of a note that are told apart in words, where an attention sink would be."""
+
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the subcommand and its own subcommands."""
@@ -243,12 +246,7 @@ def in_words(result: Any) -> list[str]:
             f"largest error over its bound: {result.tightest:.3f}",
         ]
     if isinstance(result, analysis.DivergenceByPosition):
-        return [
-            f"{name}: of its probes {probes[: len(probes) // 4].sum() / probes.sum():.0%} are in "
-            f"the first quarter of {len(probes)} positions"
-            for name, probes in zip(result.methods, result.probes, strict=True)
-            if probes.sum() > 0
-        ]
+        return _divergence_in_words(result)
     if isinstance(result, analysis.PhaseSubspaces):
         return [
             f"within a phase {result.within.mean():.1f}°, between phases "
@@ -256,10 +254,32 @@ def in_words(result: Any) -> list[str]:
             f"between > within in {(result.between > result.within).mean():.0%} of the heads",
         ]
     return [
-        f"{policy}: kept "
-        + ", ".join(f"{share:.3f} {name}" for name, share in zip(names, shares, strict=True))
-        for policy, shares, names in (
-            (policy, shares, [*result.phases, "all"])
-            for policy, shares in zip(result.policies, result.by_query, strict=True)
+        f"{policy} keeps {everything[-1]:.3f} of all attention; of that to earlier keys, by phase, "
+        + ", ".join(
+            f"{share:.3f} {phase}"
+            for phase, share in zip(result.phases, shares, strict=True)
+            if share == share
+        )
+        for policy, shares, everything in zip(
+            result.policies, result.by_key, result.by_query, strict=True
         )
     ]
+
+
+def _divergence_in_words(result: Any) -> list[str]:
+    import numpy as np
+
+    head = slice(0, HEAD)
+    counts = np.isfinite(result.key).sum(1)
+    key, value = (np.nanmean(one[head]) for one in (result.key, result.value))
+    lines = [
+        f"the first {HEAD} tokens of a note, {counts[head].sum() / counts.sum():.0%} of all, "
+        f"diverge {key:.2f} times as far as the note's mean in their keys, {value:.2f} times in "
+        "their values"
+    ]
+    for name, probes in zip(result.methods, result.probes, strict=True):
+        recomputed = probes * counts
+        if recomputed.sum() > 0:
+            share = recomputed[head].sum() / recomputed.sum()
+            lines.append(f"{name}: {share:.0%} of its probes are among them")
+    return lines
