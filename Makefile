@@ -16,6 +16,11 @@ export PYTEST_WORKERS ?= $(shell nproc)
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
+# Other libraries that benchmarks compare with, which want other versions of what we have; what they
+# do not bring themselves they take from .venv.
+PEERS := $(CURDIR)/.venv-peers
+PRINT_PACKAGES := import sysconfig; print(sysconfig.get_paths()["purelib"])
+
 WARNINGS_AS_ERRORS := $(if $(CI),ON,OFF)
 PACKAGE_SOURCES := $(shell find include src kernels python CMakeLists.txt pyproject.toml README.md LICENSE \
     -not -name '*.pyc' -not -name __pycache__ 2>/dev/null)
@@ -28,7 +33,7 @@ TIDY_ARGS = --extra-arg=-idirafter$(shell c++ -print-file-name=include) \
 CMAKE_FILES = $(shell git ls-files '*CMakeLists.txt' '*.cmake')
 INSTALLED := $(VENV)/.phasekv-installed
 
-.PHONY: help env configure build install model demo test test-cpp test-python lint format bench clean
+.PHONY: help env configure build install model demo test test-cpp test-python lint format peers bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +98,11 @@ format: env ## Format every file
 	@clang-format -i $(CXX_FILES)
 	@gersemi --in-place $(CMAKE_FILES)
 	@ruff format . && ruff check --fix .
+
+peers: install ## Make .venv-peers with kvpress, for benchmarks/peers.py
+	@test -x "$(PEERS)/bin/python" || python -m venv "$(PEERS)"
+	@"$(PEERS)/bin/python" -m pip install --quiet --no-deps -r benchmarks/peers.txt
+	@python -c '$(PRINT_PACKAGES)' >"$$("$(PEERS)/bin/python" -c '$(PRINT_PACKAGES)')/zz_phasekv.pth"
 
 bench: model ## Measure the prefill speedup
 	@python benchmarks/prefill.py $(BENCH_ARGS)

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phasekv._core import policy_names
+from phasekv._core import Policy, policy_names
 from phasekv.evaluation.future_attention import AttentionRecorder, HeldRecorder, kept_share
 from phasekv.evaluation.json_file import read_json
 from phasekv.evaluation.machine import describe_machine
@@ -59,6 +59,11 @@ VARIANTS = {
 """Options that a policy's own definition leaves otherwise."""
 
 
+def _is_compared(policy: str) -> bool:
+    """Whether vLLM runs it, and it evicts anything."""
+    return policy == NEEDS_CALIBRATION or (policy != FULL and not Policy(policy).is_ragged)
+
+
 def main() -> None:
     """Runs the benchmark and writes its JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -75,7 +80,7 @@ def main() -> None:
     parser.add_argument("--min-rows", type=int, default=16, help="fewest compared positions")
     parser.add_argument("--budgets", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument(
-        "--policies", nargs="+", default=[name for name in policy_names() if name != FULL]
+        "--policies", nargs="+", default=[name for name in policy_names() if _is_compared(name)]
     )
     parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument(

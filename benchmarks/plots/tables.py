@@ -243,6 +243,54 @@ def ops_table(rows: list[dict[str, Any]]) -> str:
     )
 
 
+def peers_survivors_table(result: dict[str, Any]) -> str:
+    """How many of kvpress's survivors are ours too."""
+    header = ["policy", "ratio", "tokens", "kept by both", "least in a head", "keys that differ"]
+    rows = [
+        [
+            f"`{row['method']}`",
+            f"{row['ratio']:g}",
+            str(row["tokens"]),
+            f"{row['mean_overlap']:.4f}",
+            f"{row['least_overlap']:.3f}",
+            f"{row['keys_that_differ']:,} of {row['keys']:,}",
+        ]
+        for row in result["survivors"]
+    ]
+    return table_of(header, rows)
+
+
+def peers_times_table(result: dict[str, Any]) -> str:
+    """Time in compression and bytes of the cache, ours and kvpress's."""
+    header = [
+        "policy",
+        "ratio",
+        "tokens",
+        "ours, ms",
+        "kvpress, ms",
+        "ours / kvpress (range)",
+        "cache / formula: ours",
+        "kvpress",
+    ]
+    rows = []
+    for row in result["times"]:
+        low, high = row["time_share_range"]
+        ours, theirs, formula = row["ours"], row["kvpress"], row["formula_bytes"]
+        rows.append(
+            [
+                f"`{row['method']}`",
+                f"{row['ratio']:g}",
+                str(row["tokens"]),
+                f"{1e3 * ours['compressing_seconds']:.0f}",
+                f"{1e3 * theirs['compressing_seconds']:.0f}",
+                f"{row['time_share']:.2f} ({low:.2f} to {high:.2f})",
+                f"{ours['cache_bytes'] / formula:.3f}",
+                f"{theirs['cache_bytes'] / formula:.3f}",
+            ]
+        )
+    return table_of(header, rows)
+
+
 def shape_of(row: dict[str, Any]) -> str:
     """The shape of an op's data in a few words, for the head of a column."""
     heads = f"{row['kv_heads']}x{row['head_size']}"
@@ -267,6 +315,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attend_rows": ("attend_rows.json", attend_rows_table),
     "throughput": ("throughput.json", throughput_table),
     "eviction_overhead": ("throughput.json", overhead_table),
+    "peers_survivors": ("peers.json", peers_survivors_table),
+    "peers_times": ("peers.json", peers_times_table),
     "copy_ops": ("ops.json", copy_ops_table),
     "eviction_ops": ("ops.json", eviction_ops_table),
 }
