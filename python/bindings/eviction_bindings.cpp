@@ -13,6 +13,7 @@
 #include "phasekv/error.h"
 #include "phasekv/eviction/evictor.h"
 #include "phasekv/eviction/policy.h"
+#include "phasekv/eviction/ragged_evictor.h"
 #include "phasekv/eviction/window.h"
 #include "phasekv/ops/gather_scatter.h"
 #include "phasekv/phases/marker_automaton.h"
@@ -28,6 +29,7 @@ namespace {
 using eviction::Evictor;
 using eviction::Policy;
 using eviction::PolicyInput;
+using eviction::RaggedEvictor;
 using eviction::Window;
 
 std::shared_ptr<Policy> make(const std::string& name, std::optional<int64_t> queries,
@@ -156,6 +158,51 @@ void run_layer(Evictor& evictor, int64_t layer, const py::handle& query, const P
   evictor.layer(layer, rows, paged, map);
 }
 
+// EvictorShape of a cache whose blocks look like kv's.
+eviction::EvictorShape shape_of(int64_t layers, int64_t query_heads, int64_t kv_heads,
+                                const PagedKV& kv, float scale, const Rope* rope) {
+  eviction::EvictorShape shape{.layers = layers,
+                               .query_heads = query_heads,
+                               .kv_heads = kv_heads,
+                               .head_size = kv.key.head_size,
+                               .block_size = kv.key.block_size,
+                               .dtype = kv.key.dtype,
+                               .scale = scale};
+  if (rope != nullptr) {
+    shape.rope_frequencies = rope->frequencies();
+    shape.rope_pairing = rope->pairing();
+  }
+  return shape;
+}
+
+// Of a RaggedEvictor, whose blocks come with `layer`.
+void schedule_ragged(RaggedEvictor& evictor, int64_t request, int64_t begin, int64_t first_row,
+                     const py::handle& tokens) {
+  const List<int32_t> ids = int32_list("tokens", tokens);
+  eviction::ScheduledTokens scheduled;
+  scheduled.request = request;
+  scheduled.begin = begin;
+  scheduled.end = begin + ids.count;
+  scheduled.first_row = first_row;
+  scheduled.tokens = {ids.data, static_cast<size_t>(ids.count)};
+  evictor.schedule(scheduled);
+}
+
+void run_ragged_layer(RaggedEvictor& evictor, int64_t layer, const py::handle& query,
+                      const PlacedKV& kv, const py::handle& block_tables) {
+  const RowsView rows = rows_of("query", query);
+  const PagedKV& paged = kv.on_cpu("kv");
+  const Tensor tables = tensor_of("block_tables", block_tables);
+  if (tables.dims() != 2) {
+    throw Error(ErrorCode::invalid_argument, "block_tables", tables.shape_text(),
+                "[scheduled requests * kv heads, blocks]");
+  }
+  const List<int32_t> blocks = int32_list("block_tables", block_tables.attr("view")(-1));
+  const py::gil_scoped_release release;
+  evictor.layer(layer, rows, paged, {blocks.data, static_cast<size_t>(blocks.count)},
+                tables.shape[1]);
+}
+
 void register_policies(py::module_& module) {
   module.def("policy_names", &eviction::policy_names, "Names of all eviction policies, sorted.");
   py::class_<Policy, std::shared_ptr<Policy>>(
@@ -168,6 +215,8 @@ void register_policies(py::module_& module) {
            py::arg("statistics") = py::none())
       .def_property_readonly("name",
                              [](const Policy& policy) { return std::string(policy.name()); })
+      .def_property_readonly("is_ragged", &Policy::is_ragged)
+      .def_property_readonly("needs_rope", [](const Policy& policy) { return policy.needs().rope; })
       .def(
           "protected_tokens",
           [](const Policy& policy, int64_t budget) {
@@ -239,18 +288,14 @@ void register_eviction(py::module_& module) {
       .def_readonly("compacting_seconds", &EvictionReport::compacting_seconds)
       .def_readonly("failure", &EvictionReport::failure);
   py::class_<Evictor>(module, "Evictor", "Eviction of a worker's requests.")
-      .def(
-          py::init([](int64_t layers, int64_t query_heads, const PlacedKV& paged, float scale) {
-            const PagedKV& kv = paged.on_cpu("kv");
-            return std::make_unique<Evictor>(eviction::EvictorShape{.layers = layers,
-                                                                    .query_heads = query_heads,
-                                                                    .kv_heads = kv.key.num_heads,
-                                                                    .head_size = kv.key.head_size,
-                                                                    .block_size = kv.key.block_size,
-                                                                    .dtype = kv.key.dtype,
-                                                                    .scale = scale});
-          }),
-          py::kw_only(), py::arg("layers"), py::arg("query_heads"), py::arg("kv"), py::arg("scale"))
+      .def(py::init([](int64_t layers, int64_t query_heads, const PlacedKV& paged, float scale,
+                       const Rope* rope) {
+             const PagedKV& kv = paged.on_cpu("kv");
+             return std::make_unique<Evictor>(
+                 shape_of(layers, query_heads, kv.key.num_heads, kv, scale, rope));
+           }),
+           py::kw_only(), py::arg("layers"), py::arg("query_heads"), py::arg("kv"),
+           py::arg("scale"), py::arg("rope") = py::none())
       .def(
           "add",
           [](Evictor& evictor, int64_t request, std::shared_ptr<Policy> policy,
@@ -291,6 +336,42 @@ void register_eviction(py::module_& module) {
           },
           py::arg("request"), py::arg("state"))
       .def_property_readonly("seconds", [](const Evictor& evictor) {
+        const eviction::EvictionSeconds& seconds = evictor.seconds();
+        return py::make_tuple(seconds.collecting, seconds.scoring, seconds.compacting);
+      });
+  py::class_<RaggedEvictor>(module, "RaggedEvictor",
+                            "Eviction where every layer and KV head has blocks of its own; see "
+                            "include/phasekv/eviction/ragged_evictor.h.")
+      .def(py::init([](int64_t layers, int64_t query_heads, int64_t kv_heads, const PlacedKV& kv,
+                       float scale, const Rope* rope) {
+             return std::make_unique<RaggedEvictor>(
+                 shape_of(layers, query_heads, kv_heads, kv.on_cpu("kv"), scale, rope));
+           }),
+           py::kw_only(), py::arg("layers"), py::arg("query_heads"), py::arg("kv_heads"),
+           py::arg("kv"), py::arg("scale"), py::arg("rope") = py::none())
+      .def(
+          "add",
+          [](RaggedEvictor& evictor, int64_t request, std::shared_ptr<Policy> policy,
+             const Window& window, const std::shared_ptr<phases::MarkerAutomaton>& markers) {
+            evictor.add(request, std::move(policy), window, markers);
+          },
+          py::arg("request"), py::kw_only(), py::arg("policy"), py::arg("window"),
+          py::arg("markers") = py::none())
+      .def("remove", &RaggedEvictor::remove, py::arg("request"))
+      .def("begin_step", &RaggedEvictor::begin_step)
+      .def("schedule", &schedule_ragged, py::arg("request"), py::kw_only(), py::arg("begin"),
+           py::arg("first_row"), py::arg("tokens"))
+      .def("has_events", &RaggedEvictor::has_events)
+      .def("layer", &run_ragged_layer, py::arg("layer"), py::kw_only(), py::arg("query"),
+           py::arg("kv"), py::arg("block_tables"))
+      .def("finish", &RaggedEvictor::finish, "Reports of the requests that had an event.")
+      .def("computed", &RaggedEvictor::computed, py::arg("request"))
+      .def("held", &RaggedEvictor::held, py::arg("request"), py::arg("layer"))
+      .def("positions", &RaggedEvictor::positions, py::arg("request"), py::arg("layer"),
+           py::arg("head"))
+      .def("kept_by_phase", &RaggedEvictor::kept_by_phase, py::arg("request"))
+      .def("nbytes", &RaggedEvictor::nbytes, py::arg("request"))
+      .def_property_readonly("seconds", [](const RaggedEvictor& evictor) {
         const eviction::EvictionSeconds& seconds = evictor.seconds();
         return py::make_tuple(seconds.collecting, seconds.scoring, seconds.compacting);
       });

@@ -35,16 +35,18 @@ std::vector<BufferedQuery> read_queries(ByteReader* in, int64_t num_entries) {
 }  // namespace
 
 RequestCache::RequestCache(const EvictorShape& shape, std::shared_ptr<const Policy> policy,
-                           Window window, std::shared_ptr<const phases::MarkerAutomaton> markers)
+                           Window window, std::shared_ptr<const phases::MarkerAutomaton> markers,
+                           Tables tables)
     : shape_(shape),
+      table_heads_(tables == Tables::per_layer ? shape.kv_heads : 1),
       policy_(std::move(policy)),
       needs_(policy_->needs()),
       window_(window),
       buffers_(needs_),
       queries_(static_cast<size_t>(shape.layers * buffers_.num_entries() * shape.query_heads *
                                    shape.head_size * size_of(shape.dtype))),
-      positions_(static_cast<size_t>(shape.layers)),
-      sums_(static_cast<size_t>(shape.layers)),
+      positions_(static_cast<size_t>(shape.layers * shape.kv_heads / table_heads_)),
+      sums_(positions_.size()),
       sum_counts_(static_cast<size_t>(needs_.sums), 0) {
   if (markers != nullptr) tracker_.emplace(std::move(markers));
 }
@@ -83,30 +85,34 @@ RowsView RequestCache::queries(int64_t layer) {
   return view;
 }
 
-std::vector<int32_t> RequestCache::positions(int64_t layer, int64_t tokens) const {
-  const std::vector<int32_t>& known = positions_[static_cast<size_t>(layer)];
-  std::vector<int32_t> positions(static_cast<size_t>(shape_.kv_heads * tokens));
-  for (int64_t head = 0; head < shape_.kv_heads; ++head) {
+int64_t RequestCache::kept_of(int64_t table) const {
+  return static_cast<int64_t>(positions_[static_cast<size_t>(table)].size()) / table_heads_;
+}
+
+std::vector<int32_t> RequestCache::positions(int64_t table, int64_t tokens) const {
+  const std::vector<int32_t>& known = positions_[static_cast<size_t>(table)];
+  const int64_t kept = kept_of(table);
+  std::vector<int32_t> positions(static_cast<size_t>(table_heads_ * tokens));
+  for (int64_t head = 0; head < table_heads_; ++head) {
     int32_t* row = positions.data() + head * tokens;
-    std::copy_n(known.data() + head * event_kept_, event_kept_, row);
-    for (int64_t i = event_kept_; i < tokens; ++i) {
-      row[i] = static_cast<int32_t>(event_at_ + i - event_kept_);
-    }
+    std::copy_n(known.data() + head * kept, kept, row);
+    for (int64_t i = kept; i < tokens; ++i) row[i] = static_cast<int32_t>(event_at_ + i - kept);
   }
   return positions;
 }
 
-std::vector<float> RequestCache::sums(int64_t layer, int64_t tokens) const {
-  const int64_t rows = needs_.sums * shape_.kv_heads;
-  const std::vector<float>& known = sums_[static_cast<size_t>(layer)];
+std::vector<float> RequestCache::sums(int64_t table, int64_t tokens) const {
+  const int64_t rows = needs_.sums * table_heads_;
+  const int64_t kept = kept_of(table);
+  const std::vector<float>& known = sums_[static_cast<size_t>(table)];
   std::vector<float> sums(static_cast<size_t>(rows * tokens), 0.0F);
   for (int64_t row = 0; row < rows; ++row) {
-    std::copy_n(known.data() + row * event_kept_, event_kept_, sums.data() + row * tokens);
+    std::copy_n(known.data() + row * kept, kept, sums.data() + row * tokens);
   }
   return sums;
 }
 
-void RequestCache::replace(int64_t layer, int64_t kept, std::span<const int32_t> positions,
+void RequestCache::replace(int64_t table, int64_t kept, std::span<const int32_t> positions,
                            std::span<const float> sums) {
   const auto keep_last = [kept](auto values, int64_t rows, auto* kept_values) {
     const auto tokens = static_cast<int64_t>(values.size()) / std::max<int64_t>(rows, 1);
@@ -116,13 +122,17 @@ void RequestCache::replace(int64_t layer, int64_t kept, std::span<const int32_t>
                   kept_values->data() + row * kept);
     }
   };
-  const auto index = static_cast<size_t>(layer);
-  keep_last(positions, shape_.kv_heads, &positions_[index]);
-  keep_last(sums, needs_.sums * shape_.kv_heads, &sums_[index]);
+  const auto index = static_cast<size_t>(table);
+  keep_last(positions, table_heads_, &positions_[index]);
+  keep_last(sums, needs_.sums * table_heads_, &sums_[index]);
 }
 
 int64_t RequestCache::limit_of(int64_t position) const {
   return std::max(position + 1, event_at_) - window_.start(computed_);
+}
+
+int64_t RequestCache::limit_of(int64_t position, int64_t table) const {
+  return std::max(position + 1, event_at_) - event_at_ + kept_of(table);
 }
 
 std::vector<double> RequestCache::kept_by_phase() const {
@@ -204,9 +214,9 @@ void RequestCache::deserialize(std::span<const uint8_t> bytes) {
   check_size("queries", restored.queries_.size(), queries_.size());
   check_size("sum_counts", restored.sum_counts_.size(), sum_counts_.size());
   const auto keys = static_cast<size_t>(shape_.kv_heads * restored.event_kept_);
-  for (const auto& layer : restored.positions_) {
-    if (restored.event_at_ > 0) check_size("positions", layer.size(), keys);
-  }
+  for (const auto& layer : restored.positions_) check_size("positions", layer.size(), keys);
+  const size_t sums = keys * static_cast<size_t>(needs_.sums);
+  for (const auto& layer : restored.sums_) check_size("sums", layer.size(), sums);
   *this = std::move(restored);
 }
 

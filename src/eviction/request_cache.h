@@ -1,5 +1,6 @@
-// What the evictor knows about one request: how much of it is held, where each held key came from,
-// its buffered queries and carried attention.
+// What an evictor knows about one request: how much of it is held, where each held key came from,
+// its buffered queries and carried attention. Keys are known by tables of KV heads that hold
+// equally many: one for each layer, or, where heads may differ, one for each layer and head.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +17,13 @@
 
 namespace phasekv::eviction {
 
+enum class Tables { per_layer, per_head };
+
 class RequestCache {
  public:
   RequestCache(const EvictorShape& shape, std::shared_ptr<const Policy> policy, Window window,
-               std::shared_ptr<const phases::MarkerAutomaton> markers);
+               std::shared_ptr<const phases::MarkerAutomaton> markers,
+               Tables tables = Tables::per_layer);
 
   const Policy& policy() const { return *policy_; }
   const Window& window() const { return window_; }
@@ -40,12 +44,12 @@ class RequestCache {
   // The query array of a layer, [entries, query heads, head size].
   RowsView queries(int64_t layer);
 
-  // Positions of the held keys of a layer, [kv heads, tokens], the tokens of this step included.
-  std::vector<int32_t> positions(int64_t layer, int64_t tokens) const;
-  // Attention sums of a layer, [sums, kv heads, tokens]; zero for keys that came since.
-  std::vector<float> sums(int64_t layer, int64_t tokens) const;
+  // Positions of the held keys of a table, [heads, tokens], the tokens of this step included.
+  std::vector<int32_t> positions(int64_t table, int64_t tokens) const;
+  // Attention sums of a table, [sums, heads, tokens]; zero for keys that came since.
+  std::vector<float> sums(int64_t table, int64_t tokens) const;
   // After compaction: of the last `kept` of `tokens` keys.
-  void replace(int64_t layer, int64_t kept, std::span<const int32_t> positions,
+  void replace(int64_t table, int64_t kept, std::span<const int32_t> positions,
                std::span<const float> sums);
 
   std::vector<int64_t>& sum_counts() { return sum_counts_; }
@@ -53,6 +57,8 @@ class RequestCache {
   // Logical position up to which a query at `position` stands behind the held keys, as an index
   // among them.
   int64_t limit_of(int64_t position) const;
+  // The same of a table of one head.
+  int64_t limit_of(int64_t position, int64_t table) const;
 
   // Kept (layer, KV head, token) triples per phase, over layers * KV heads.
   std::vector<double> kept_by_phase() const;
@@ -63,20 +69,25 @@ class RequestCache {
   int64_t nbytes() const;
 
  private:
+  // Keys of a head that the last event left.
+  int64_t kept_of(int64_t table) const;
+
   EvictorShape shape_;
+  int64_t table_heads_;
   std::shared_ptr<const Policy> policy_;
   PolicyNeeds needs_;
   Window window_;
   QueryBuffers buffers_;
   int64_t computed_ = 0;
-  // After the last event: tokens computed then, and keys held then. Later keys follow in order.
+  // After the last event: tokens computed then, and keys held then (on average, where heads
+  // differ). Later keys follow in order.
   int64_t event_at_ = 0;
   int64_t event_kept_ = 0;
   std::optional<phases::PhaseTracker> tracker_;
   std::vector<Phase> phases_;     // [tokens scheduled]
   std::vector<uint8_t> queries_;  // [layers, entries, query heads, head size] of shape.dtype
-  std::vector<std::vector<int32_t>> positions_;  // [layers][kv heads * event_kept]
-  std::vector<std::vector<float>> sums_;         // [layers][sums * kv heads * event_kept]
+  std::vector<std::vector<int32_t>> positions_;  // [tables][heads * kept at the event]
+  std::vector<std::vector<float>> sums_;         // [tables][sums * heads * kept at the event]
   std::vector<int64_t> sum_counts_;              // [sums]
 };
 

@@ -54,7 +54,8 @@ class Driver {
                   .kv_heads = kKvHeads,
                   .head_size = kHeadSize,
                   .block_size = kBlockSize,
-                  .scale = 0.5F}),
+                  .scale = 0.5F,
+                  .rope_frequencies = std::vector<double>(kHeadSize / 2, 0.3)}),
         block_table_(kBlocks) {
     std::iota(block_table_.begin(), block_table_.end(), 0);
     std::shuffle(block_table_.begin(), block_table_.end(), std::mt19937(block_seed));
@@ -178,6 +179,7 @@ std::vector<Setting> settings() {
   std::vector<Setting> settings;
   for (const std::string& name : policy_names()) {
     if (name == "triattention") continue;  // it needs statistics
+    if (make_policy(name)->is_ragged()) continue;
     Setting setting{.policy = name};
     if (name == "agentkv" || name == "agentkv_recency") setting.options.sinks = 4;
     if (name == "snapkv") setting.options.queries = 16;
@@ -359,6 +361,40 @@ TEST(Evictor, TokensThatAreReusedEnterNoBuffer) {
   EXPECT_EQ(reports[0].failure, "");
 }
 
+TEST(Evictor, APolicyThatNeedsTheRotationIsRefusedWithoutOne) {
+  Evictor evictor({.layers = kLayers,
+                   .query_heads = kQueryHeads,
+                   .kv_heads = kKvHeads,
+                   .head_size = kHeadSize,
+                   .block_size = kBlockSize});
+  const Window window{.budget = 64, .stride = 16};
+  evictor.add(0, make_policy("keydiff"), window);
+  try {
+    evictor.add(1, make_policy("expected_attention"), window);
+    FAIL() << "added";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::missing_capability);
+    EXPECT_EQ(error.argument(), "rope");
+  }
+}
+
+TEST(Evictor, ARaggedPolicyIsRefused) {
+  Evictor evictor({.layers = kLayers,
+                   .query_heads = kQueryHeads,
+                   .kv_heads = kKvHeads,
+                   .head_size = kHeadSize,
+                   .block_size = kBlockSize});
+  for (const char* name : {"adakv", "pyramidkv"}) {
+    try {
+      evictor.add(0, make_policy(name), {.budget = 64, .stride = 16});
+      FAIL() << "added";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported);
+      EXPECT_EQ(error.value(), name);
+    }
+  }
+}
+
 TEST(Policies, RefuseWhatTheyDoNotHave) {
   const auto refused = [](const char* name, const PolicyOptions& options) {
     try {
@@ -378,6 +414,10 @@ TEST(Policies, RefuseWhatTheyDoNotHave) {
   EXPECT_EQ(refused("r_kv", {.redundancy = std::numeric_limits<double>::quiet_NaN()}),
             "redundancy");
   EXPECT_EQ(refused("triattention", {}), "statistics");
+  EXPECT_EQ(refused("adakv", {.sinks = 3}), "sinks");
+  EXPECT_EQ(refused("keydiff", {.queries = 3}), "queries");
+  EXPECT_EQ(refused("pyramidkv", {.phase_quota = 0.5}), "phase_quota");
+  EXPECT_EQ(refused("expected_attention", {.pooling = Pooling::max}), "pooling");
 }
 
 }  // namespace

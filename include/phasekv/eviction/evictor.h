@@ -13,6 +13,7 @@
 #include "phasekv/eviction/window.h"
 #include "phasekv/layout.h"
 #include "phasekv/phases/marker_automaton.h"
+#include "phasekv/rope.h"
 #include "phasekv/tensor.h"
 
 namespace phasekv::eviction {
@@ -25,9 +26,23 @@ struct EvictorShape {
   int64_t kv_heads = 0;     // of this worker
   int64_t head_size = 0;
   int64_t block_size = 0;
-  DataType dtype = DataType::float32;  // of queries and of the cache
-  float scale = 1.0F;                  // of the logits
+  DataType dtype = DataType::float32;         // of queries and of the cache
+  float scale = 1.0F;                         // of the logits
+  std::vector<double> rope_frequencies = {};  // [rotary_dim / 2] radians per position; empty: not
+                                              // known, for policies that do without
+  RopePairing rope_pairing = RopePairing::neox;
+
+  RopeView rope() const {
+    return {.frequencies = rope_frequencies.data(),
+            .rotary_dim = 2 * static_cast<int64_t>(rope_frequencies.size()),
+            .pairing = rope_pairing};
+  }
 };
+
+// Throws unless a request of this policy and window can run in such an evictor: invalid_argument
+// for the window (window.h), missing_capability for a policy that needs a rotation where the shape
+// has none.
+void check_policy(const Policy& policy, const Window& window, const EvictorShape& shape);
 
 // A request's tokens in one step.
 struct ScheduledTokens {
@@ -69,7 +84,8 @@ class Evictor {
   const EvictorShape& shape() const { return shape_; }
 
   // A request begins, from nothing; one that was there under the same number is forgotten. Without
-  // an automaton all its tokens are Phase::others.
+  // an automaton all its tokens are Phase::others. Throws as check_policy does; unsupported for a
+  // ragged policy, which needs a RaggedEvictor.
   void add(int64_t request, std::shared_ptr<const Policy> policy, const Window& window,
            std::shared_ptr<const phases::MarkerAutomaton> markers = nullptr);
   void remove(int64_t request);
@@ -106,8 +122,6 @@ class Evictor {
   struct Scheduled;
 
   RequestCache& cache_of(int64_t request) const;
-  void collect(Scheduled& scheduled, int64_t layer, const RowsView& query,
-               const int64_t* query_rows);
   void evict(Scheduled& scheduled, int64_t layer, const PagedKV& kv);
   void move_survivors(Scheduled& scheduled, int64_t layer, const PagedKV& kv,
                       std::span<const int64_t> survivors, std::vector<int32_t>* positions,

@@ -13,6 +13,7 @@
 #include "phasekv/eviction/triattention_statistics.h"
 #include "phasekv/ops/score_keys.h"
 #include "phasekv/phases/phase.h"
+#include "phasekv/rope.h"
 #include "phasekv/tensor.h"
 
 namespace phasekv::eviction {
@@ -44,6 +45,7 @@ struct PolicyNeeds {
                          // kNumPhases; an event adds the attention of all buffered queries, so a
                          // policy with sums has its buffers cleared
   bool marker_queries = true;
+  bool rope = false;  // the model's rotation, PolicyInput::rope
 };
 
 // Tokens that are kept whatever their score.
@@ -57,22 +59,42 @@ struct ProtectedTokens {
 struct PolicyInput {
   PagedView key;
   PagedView value;
-  const int32_t* block_table = nullptr;   // of the request
-  int64_t first_token = 0;                // of the keys, in the block table
-  int64_t tokens = 0;                     // held, among them the newest
-  std::span<const int32_t> positions;     // [kv heads, tokens] logical position of each key
-  std::span<const Phase> phases;          // [seen] by logical position
-  RowsView queries;                       // [queries, query heads, head size], after RoPE
-  std::span<const int64_t> query_limits;  // [queries] the query stands behind keys [0, limit)
-  std::span<const int32_t> query_phases;  // [queries]
-  std::span<const float> sums;            // [sums, kv heads, tokens] attention, of needs().sums
-  std::span<const int64_t> sum_counts;    // [sums] queries in each
-  int64_t seen = 0;                       // logical length: tokens computed so far
+  const int32_t* block_table = nullptr;      // of the request
+  int64_t first_token = 0;                   // of the keys, in the block table
+  int64_t tokens = 0;                        // held, among them the newest
+  std::span<const int32_t> positions;        // [kv heads, tokens] logical position of each key
+  std::span<const Phase> phases;             // [seen] by logical position
+  RowsView queries;                          // [queries, query heads, head size], after RoPE
+  std::span<const int64_t> query_limits;     // [queries] the query stands behind keys [0, limit)
+  std::span<const int64_t> query_positions;  // [queries] logical
+  std::span<const int32_t> query_phases;     // [queries]
+  std::span<const float> sums;               // [sums, kv heads, tokens] attention, of needs().sums
+  std::span<const int64_t> sum_counts;       // [sums] queries in each
+  int64_t seen = 0;                          // logical length: tokens computed so far
   int64_t budget = 0;
   int64_t layer = 0;
   float scale = 1.0F;
+  RopeView rope = {};  // of queries and keys; empty where the evictor was not given it
 
   int64_t kv_heads() const { return key.num_heads; }
+};
+
+// One KV head's part in LayerScores: its held keys, the newest among them.
+struct HeadScores {
+  std::span<const float> scores;       // [tokens]
+  std::span<const int32_t> positions;  // [tokens] logical position of each key
+};
+
+// What a ragged policy divides the budget by: one layer of one request at an event.
+struct LayerScores {
+  std::vector<HeadScores> heads;  // [kv heads]
+  int64_t layer = 0;
+  int64_t layers = 0;
+  int64_t block_size = 0;
+  int64_t seen = 0;  // logical length
+  int64_t budget = 0;
+  int64_t kept = 0;  // keys of each head if all kept alike: the budget, and what came since the
+                     // last multiple of the stride
 };
 
 class Policy {
@@ -86,6 +108,13 @@ class Policy {
 
   // scores [kv heads, tokens], the higher the better; finite. Deterministic.
   virtual void score(const PolicyInput& input, std::span<float> scores) const = 0;
+
+  // Whether layers or KV heads keep different numbers of keys. Such a policy needs a cache that
+  // frees the blocks of each of them for themselves (ragged_evictor.h).
+  virtual bool is_ragged() const { return false; }
+  // Of a ragged policy: how many keys each KV head of the layer keeps, [kv heads], between its
+  // protected ones and all it holds. By default all keep alike.
+  virtual std::vector<int64_t> allocate(const LayerScores& layer) const;
 };
 
 // Names of all policies, sorted.

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from phasekv._core import MarkerAutomaton
+from phasekv._core import MarkerAutomaton, Rope
 from phasekv.errors import InvalidArgumentError, UnsupportedError
 from phasekv.eviction.settings import EvictionChoice, parse_engine_choice
 from phasekv.phases import choose_table, compile_table, token_vocabulary
 from phasekv.transformers.attention import ATTENTION
 from phasekv.transformers.evicting_cache import EvictingCache
 from phasekv.transformers.models import ModelShape, shape_of
+from phasekv.transformers.rotation import rope_of_model
 
 BLOCK_SIZE = 16
 
@@ -74,7 +75,9 @@ def evict(
     assert choice is not None
     choice.check(BLOCK_SIZE, model.config.get_text_config(decoder=True).max_position_embeddings)
     eviction = Eviction()
-    before = _Before(shape_of(model), choice, _markers_of(tokenizer, phases), eviction)
+    shape = shape_of(model)
+    rope = rope_of_model(model, shape) if choice.build().needs_rope else None
+    before = _Before(shape, choice, _markers_of(tokenizer, phases), rope, eviction)
     previous = model.config._attn_implementation
     model.set_attn_implementation(ATTENTION)
     handle = model.register_forward_pre_hook(before, with_kwargs=True)
@@ -101,7 +104,8 @@ class _Before:
 
     shape: ModelShape
     choice: EvictionChoice
-    markers: Any
+    markers: MarkerAutomaton | None
+    rope: Rope | None
     eviction: Eviction
 
     def __call__(
@@ -116,7 +120,7 @@ class _Before:
                 raise InvalidArgumentError(
                     "past_key_values", type(cache).__name__, "absent, or of an evict() context"
                 )
-            cache = EvictingCache(self.shape, self.choice, self.markers, BLOCK_SIZE)
+            cache = EvictingCache(self.shape, self.choice, self.markers, BLOCK_SIZE, self.rope)
             self.eviction.cache = cache
         mask = named.get("attention_mask")
         if mask is not None and mask.dim() != 2:

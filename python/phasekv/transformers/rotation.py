@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from phasekv import _core
+from phasekv.errors import UnsupportedError
 from phasekv.reuse.rotation import check_rotation, rope_of, rotation_parameters
 from phasekv.transformers.models import ModelShape
 
@@ -20,6 +21,9 @@ def rope_of_model(model: Any, shape: ModelShape) -> _core.Rope:
         For a type of RoPE that the core does not know, or one that turns out otherwise.
     """
     config = model.config.get_text_config(decoder=True)
+    module = getattr(getattr(model, "model", None), "rotary_emb", None)
+    if module is None:
+        raise UnsupportedError("model", model.config.model_type, "it has no rotary embedding")
     declared = dict(config.rope_parameters)
     rope = rope_of(
         rotation_parameters(
@@ -29,7 +33,6 @@ def rope_of_model(model: Any, shape: ModelShape) -> _core.Rope:
             pairing="neox",
         )
     )
-    module = model.model.rotary_emb
 
     def rotate(positions: list[int], keys: torch.Tensor) -> torch.Tensor:
         cosines, sines = module(keys, torch.tensor([positions]))

@@ -7,6 +7,7 @@ from typing import Any
 
 from phasekv import _core
 from phasekv.errors import UnsupportedError
+from phasekv.eviction.settings import EvictionChoice
 from phasekv.vllm.config import PhaseKVConfig
 
 SUPPORTED_ARCHITECTURES = (
@@ -46,6 +47,18 @@ def check_cuda(settings: PhaseKVConfig) -> None:
     if settings.eviction is not None:
         raise UnsupportedError(
             "eviction", "on a CUDA device", "the evictor runs on the CPU; leave 'eviction' away"
+        )
+
+
+def check_eviction(choice: EvictionChoice) -> None:
+    """Raise ``UnsupportedError`` for a policy whose evicted keys vLLM's blocks cannot give back."""
+    if choice.build().is_ragged:
+        raise UnsupportedError(
+            "policy",
+            choice.policy,
+            "it gives layers or KV heads budgets of their own, but a block of vLLM's holds all "
+            "layers and heads of its tokens, so that nothing would be freed; "
+            "phasekv.transformers.evict runs it",
         )
 
 

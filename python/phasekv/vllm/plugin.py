@@ -65,7 +65,7 @@ def _wrap_configuration() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    from phasekv.vllm.compatibility import check_cuda, check_engine_config
+    from phasekv.vllm.compatibility import check_cuda, check_engine_config, check_eviction
     from phasekv.vllm.config import PhaseKVConfig
     from phasekv.vllm.setup import calibration_of, settings_of
 
@@ -89,6 +89,7 @@ def _wrap_configuration() -> None:
             phasekv.eviction.check(
                 config.cache_config.block_size, config.model_config.max_model_len
             )
+            check_eviction(phasekv.eviction)
             calibration_of(config)
         return config
 
@@ -100,8 +101,9 @@ def _wrap_requests() -> None:
     from vllm.exceptions import VLLMValidationError
     from vllm.v1.engine.input_processor import InputProcessor
 
-    from phasekv.errors import InvalidArgumentError
+    from phasekv.errors import InvalidArgumentError, UnsupportedError
     from phasekv.eviction.settings import parse_request_choice
+    from phasekv.vllm.compatibility import check_eviction
     from phasekv.vllm.config import PhaseKVConfig
     from phasekv.vllm.eviction.sessions import check_session
     from phasekv.vllm.request import PARAMETER, ReuseRequest, parameters_of
@@ -129,7 +131,8 @@ def _wrap_requests() -> None:
                     self.vllm_config.cache_config.block_size,
                     self.vllm_config.model_config.max_model_len,
                 )
-        except InvalidArgumentError as error:
+                check_eviction(eviction)
+        except (InvalidArgumentError, UnsupportedError) as error:
             raise VLLMValidationError(
                 f"kv_transfer_params.{PARAMETER}: {error}",
                 parameter=f"kv_transfer_params.{PARAMETER}.{error.argument}",

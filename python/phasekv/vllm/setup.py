@@ -104,8 +104,7 @@ def build_worker(vllm_config: Any, kv_caches: dict[str, torch.Tensor]) -> ReuseW
     hooks = DecoderHooks(_runner.model)
     cache = next(iter(kv_caches.values()))
     dtype = cache.dtype
-    parameters = rope_parameters_of(model_config.hf_text_config, hooks.rotary_module)
-    rope = rope_of(parameters, cache.device)
+    rope = _rope(vllm_config, hooks, cache.device)
     check_rope(rope, hooks.rotary_module, model_config.get_head_size(), dtype)
     layers, block_size = _layers(vllm_config, kv_caches)
     if len(layers) != len(hooks.layers):
@@ -160,6 +159,7 @@ def build_eviction_worker(
         query_heads=attention.impl.num_heads,
         kv=kv,
         scale=attention.impl.scale,
+        rope=_rope(vllm_config, DecoderHooks(_runner.model)),
     )
     markers = markers_of(vllm_config.model_config, config.phases)
     files = _session_files(config, get_tp_group().rank_in_group)
@@ -193,6 +193,12 @@ def calibration_of(vllm_config: Any) -> Calibration | None:
     text = vllm_config.model_config.hf_text_config
     calibration.check_model(identity_of(vllm_config), text.num_attention_heads)
     return calibration
+
+
+def _rope(vllm_config: Any, hooks: DecoderHooks, device: torch.device | None = None) -> _core.Rope:
+    """The rotation of the model's keys; ``build_worker`` has compared it with the model's own."""
+    text = vllm_config.model_config.hf_text_config
+    return rope_of(rope_parameters_of(text, hooks.rotary_module), device)
 
 
 def _layers(

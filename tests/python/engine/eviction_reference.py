@@ -46,6 +46,7 @@ class Event:
     budget: int
     scale: float
     layer: int
+    frequencies: torch.Tensor  # of RoPE, [pairs]
 
 
 Score = Callable[[Event], torch.Tensor]
@@ -181,6 +182,44 @@ def r_kv(event: Event, window: int = 8, share: float = 0.93) -> torch.Tensor:
     return (1 - share) * scores - share * redundancy
 
 
+def keydiff(event: Event) -> torch.Tensor:
+    """Minus the cosine with the mean of the unit keys."""
+    keys = event.held.keys
+    unit = keys / keys.norm(dim=-1, keepdim=True)
+    return -torch.cosine_similarity(keys, unit.mean(0, keepdim=True), dim=-1)
+
+
+def turned(rows: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Rows whose halves are real and imaginary parts, times complex numbers."""
+    whole = torch.complex(*rows.chunk(2, dim=-1)) * rotation
+    return torch.cat([whole.real, whole.imag], dim=-1)
+
+
+def expected_attention(event: Event, sinks: int = 4, horizon: int = 512) -> torch.Tensor:
+    """Normally distributed queries at the next positions, averaged over those."""
+    keys, values, frequencies = event.held.keys, event.held.values, event.frequencies
+    queries = [query for query in event.held.queries if query.position >= sinks]
+    vectors = torch.stack([query.vector for query in queries])  # [queries, query heads, dim]
+    at = torch.tensor([query.position for query in queries]).double()
+    angles = at[:, None, None] * frequencies
+    before = turned(vectors, torch.polar(torch.ones_like(angles), -angles))
+    mean = before.mean(0)
+    centered = before - mean
+    covariance = torch.einsum("qhi,qhj->hij", centered, centered) / len(queries)
+    # R averaged over the positions, as a matrix.
+    following = torch.arange(event.seen, event.seen + horizon).double()[:, None] * frequencies
+    cosine, sine = following.cos().mean(0).diag(), following.sin().mean(0).diag()
+    rotation = torch.cat([torch.cat([cosine, -sine], 1), torch.cat([sine, cosine], 1)], 0)
+    mean, covariance = mean @ rotation.T, rotation @ covariance @ rotation.T
+    group = vectors.shape[1] // keys.shape[1]
+    wide = keys.repeat_interleave(group, 1)
+    logits = torch.einsum("hd,khd->kh", mean, wide) * event.scale
+    logits += torch.einsum("khi,hij,khj->kh", wide, covariance, wide) * event.scale**2 / 2
+    is_sink = (event.held.positions < sinks).repeat_interleave(group, 1)
+    weights = logits.masked_fill(is_sink, -math.inf).softmax(0)
+    return group_mean(weights.T, keys.shape[1]).T * values.norm(dim=-1)
+
+
 def triattention(reference: Reference, mean_query: torch.Tensor, mean_norm: torch.Tensor) -> Score:
     """The published sum over offsets, from unrotated keys and their positions.
 
@@ -215,6 +254,8 @@ def triattention(reference: Reference, mean_query: torch.Tensor, mean_norm: torc
 POLICIES = {
     "streaming_llm": ReferencePolicy(recency, sinks=4),
     "snapkv": ReferencePolicy(snapkv, recent=64, buffers=1, capacity=64),
+    "keydiff": ReferencePolicy(keydiff),
+    "expected_attention": ReferencePolicy(expected_attention, sinks=4, buffers=1, capacity=128),
     "h2o": ReferencePolicy(
         accumulated, recent="half", buffers=1, capacity=128, cleared=True, sums=1
     ),
@@ -291,7 +332,9 @@ class EvictingReference(Reference):
                 hidden = self.finish(layer, hidden, query, limits, held.keys, held.values)
                 self._buffer(held, policy, query, positions, phases)
                 if chosen is not None:
-                    event = Event(held, end, budget, 1 / math.sqrt(self.dim), index)
+                    event = Event(
+                        held, end, budget, 1 / math.sqrt(self.dim), index, self.frequencies
+                    )
                     self._evict(event, policy, kept, chosen[index], tolerance)
             logits = self.model.lm_head(self.model.model.norm(hidden[-1:]))[0]
             logprobs.append(logits.log_softmax(-1))

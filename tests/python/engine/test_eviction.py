@@ -246,6 +246,8 @@ BAD_WISHES = [
     ({"policy": "agent"}, "policy", "agent"),
     ({"policy": "triattention"}, "calibration", "null"),
     ({"policy": "full"}, "budget", "512"),
+    ({"policy": "adakv"}, "policy", "adakv is not supported"),
+    ({"policy": "pyramidkv"}, "policy", "pyramidkv is not supported"),
     ({"policy": "h2o", "pooling": "max"}, "pooling", "set"),
     ({"pooling": "median"}, "pooling", "median"),
     ({"phase_quota": 2.0}, "phase_quota", "2"),
@@ -278,6 +280,7 @@ BAD_SETTINGS = [
     ({"budget": 128, "stride": 20}, "stride"),
     ({"budget": 64, "stride": 64}, "budget"),
     ({"budget": 128, "policy": "nobody"}, "policy"),
+    ({"budget": 128, "policy": "adakv"}, "policy = adakv is not supported"),
     ({"budget": 128, "sinc": 3}, "sinc"),
 ]
 
