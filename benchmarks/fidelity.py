@@ -9,6 +9,8 @@ for one way of encoding, because a model this small answers too badly for it to 
 
 Example: python benchmarks/fidelity.py --locomo locomo.json --questions 40 --json out.json
 
+With ``--engine transformers`` the same runs without vLLM, also for the method prophetkv.
+
 Only numbers are written: LoCoMo's text may not be distributed with this project.
 """
 
@@ -31,6 +33,7 @@ from phasekv.evaluation.locomo import load_locomo
 from phasekv.evaluation.machine import describe_machine
 from phasekv.evaluation.prompts import PromptBuilder
 from phasekv.evaluation.question_choice import choose_questions
+from phasekv.evaluation.transformers_engine import TransformersEngine
 from phasekv.model_conversion import ensure_demo_model
 
 METHODS = ("cacheblend", "epic", "agentkvshift", "phaseshift")
@@ -58,6 +61,7 @@ def main() -> None:
     parser.add_argument(
         "--answer-encode", choices=ENCODINGS, default="prefix", help="where F1 is measured"
     )
+    parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")
     parser.add_argument("--model", type=Path, help="default: the demo model")
     parser.add_argument("--json", type=Path, required=True)
     arguments = parser.parse_args()
@@ -72,7 +76,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     tasks = load_locomo(arguments.locomo)
     asked = choose_questions(tasks, arguments.questions, arguments.notes)
     model = arguments.model if arguments.model is not None else ensure_demo_model()
-    engine = MemoryEngine(model)
+    in_transformers = arguments.engine == "transformers"
+    engine = TransformersEngine(model) if in_transformers else MemoryEngine(model)
     builder = PromptBuilder(engine.tokenizer)
     settings = settings_of(arguments.methods, arguments.ratios)
     rows: list[dict[str, Any]] = []
@@ -89,6 +94,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": describe_machine(),
         "model": model.name,
+        "engine": arguments.engine,
         "data": {
             "file": arguments.locomo.name,
             "conversations": len(tasks),
@@ -115,7 +121,7 @@ def settings_of(methods: list[str], ratios: list[float]) -> dict[str, ReuseSetti
 
 
 def compare(
-    engine: MemoryEngine,
+    engine: MemoryEngine | TransformersEngine,
     builder: PromptBuilder,
     asked: list[AskedQuestion],
     settings: dict[str, ReuseSetting],

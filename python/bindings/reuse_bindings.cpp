@@ -48,13 +48,15 @@ std::unique_ptr<reuse::Method> make(const std::string& name,
 py::tuple select(const reuse::Method& method,
                  const std::vector<std::tuple<int64_t, int64_t, int64_t>>& segments,
                  const std::vector<float>& key_divergence,
-                 const std::vector<float>& value_divergence, double ratio) {
+                 const std::vector<float>& value_divergence, double ratio,
+                 const std::vector<float>& attention) {
   std::vector<reuse::Segment> runs;
   runs.reserve(segments.size());
   for (const auto& [tokens, chunk_offset, chunk_tokens] : segments) {
     runs.push_back({tokens, chunk_offset, chunk_tokens});
   }
-  const reuse::Selection selection = method.select({runs, key_divergence, value_divergence, ratio});
+  const reuse::Selection selection =
+      method.select({runs, key_divergence, value_divergence, attention, ratio});
   return py::make_tuple(py::cast(selection.key_probe), py::cast(selection.value_probe),
                         py::cast(selection.key_weight), py::cast(selection.value_weight));
 }
@@ -71,6 +73,7 @@ void register_reuse(py::module_& module) {
       .def_property_readonly("check_layer", &reuse::Method::check_layer)
       .def_property_readonly("keeps_fresh_at_check_layer",
                              &reuse::Method::keeps_fresh_at_check_layer)
+      .def_property_readonly("needs_attention", &reuse::Method::needs_attention)
       .def_property_readonly("shifts", &reuse::Method::shifts)
       .def_property_readonly("frame",
                              [](const reuse::Method& m) {
@@ -79,6 +82,7 @@ void register_reuse(py::module_& module) {
                              })
       .def("select", &select, py::kw_only(), py::arg("segments"), py::arg("key_divergence"),
            py::arg("value_divergence"), py::arg("ratio"),
+           py::arg("attention") = std::vector<float>(),
            "Flags and weights per cached token: (key_probe, value_probe, key_weight, "
            "value_weight).");
 }

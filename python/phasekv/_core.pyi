@@ -242,6 +242,8 @@ class Method:
     @property
     def keeps_fresh_at_check_layer(self) -> bool: ...
     @property
+    def needs_attention(self) -> bool: ...
+    @property
     def shifts(self) -> bool: ...
     @property
     def frame(self) -> str: ...
@@ -252,6 +254,7 @@ class Method:
         key_divergence: Sequence[float],
         value_divergence: Sequence[float],
         ratio: float,
+        attention: Sequence[float] = ...,
     ) -> tuple[list[int], list[int], list[float], list[float]]: ...
 
 class MarkerAutomaton:

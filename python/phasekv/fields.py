@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from phasekv.errors import InvalidArgumentError
@@ -59,3 +60,17 @@ def optional_text(settings: dict[str, Any], key: str, default: str | None = None
     if value is not None and not isinstance(value, str):
         raise InvalidArgumentError(key, repr(value), "text")
     return value
+
+
+def load_function(name: str | None) -> Any:
+    """The function that "module:name" names."""
+    module, separator, attribute = (name or "").partition(":")
+    if not separator:
+        raise InvalidArgumentError("function", repr(name), '"module:name" of a function')
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgumentError("function", repr(name), f"importable ({error})") from None
+    if not callable(function):
+        raise InvalidArgumentError("function", repr(name), "a function")
+    return function

@@ -22,9 +22,9 @@ std::vector<uint8_t> flags_of(const std::vector<int64_t>& chosen, int64_t tokens
   return flags;
 }
 
-void check_divergence(const char* argument, std::span<const float> divergence, int64_t tokens) {
-  if (static_cast<int64_t>(divergence.size()) != tokens) {
-    throw Error(ErrorCode::invalid_argument, argument, std::to_string(divergence.size()),
+void check_covers(const char* argument, std::span<const float> values, int64_t tokens) {
+  if (static_cast<int64_t>(values.size()) != tokens) {
+    throw Error(ErrorCode::invalid_argument, argument, std::to_string(values.size()),
                 "one value for each of the " + std::to_string(tokens) + " cached tokens");
   }
 }
@@ -58,9 +58,13 @@ void check_input(const SelectionInput& input, bool needs_divergence) {
   }
   if (needs_divergence) {
     const int64_t tokens = total_tokens(input.segments);
-    check_divergence("key_divergence", input.key_divergence, tokens);
-    check_divergence("value_divergence", input.value_divergence, tokens);
+    check_covers("key_divergence", input.key_divergence, tokens);
+    check_covers("value_divergence", input.value_divergence, tokens);
   }
+}
+
+void check_attention(const SelectionInput& input) {
+  check_covers("attention", input.attention, total_tokens(input.segments));
 }
 
 std::vector<uint8_t> top_per_segment(std::span<const Segment> segments,

@@ -14,6 +14,9 @@ namespace phasekv::reuse {
 // `needs_divergence`, both divergences cover every token.
 void check_input(const SelectionInput& input, bool needs_divergence);
 
+// Throws invalid_argument unless the attention covers every token.
+void check_attention(const SelectionInput& input);
+
 // Cached tokens of all segments together.
 int64_t total_tokens(std::span<const Segment> segments);
 

@@ -53,6 +53,11 @@ def test_flags_become_settings():
     }
 
 
+def test_a_python_function_may_be_the_method():
+    command = command_of("model", "--method", "function", "--function", "math:fsum")
+    assert config_of(command) == {"phasekv": {"method": "function", "function": "math:fsum"}}
+
+
 def test_without_flags_the_engine_still_gets_phasekv():
     assert config_of(command_of("model")) == {"phasekv": {}}
 
@@ -91,6 +96,8 @@ def test_the_users_own_configuration_is_merged(words):
         (["--additional-config", '{"phasekv": 1}'], "phasekv"),
         (["--additional-config", '{"phasekv": {"colour": 1}}'], "phasekv.colour"),
         (["--method", "epic", "--weight", "one"], "weight"),
+        (["--method", "function"], "function"),
+        (["--method", "prophetkv"], "method"),
     ],
 )
 def test_a_bad_setting_is_named_before_the_server_starts(words, argument):

@@ -98,6 +98,29 @@ def test_cacheblend_variants_choose_over_all_chunks(case):
         assert key_weight == value_weight == []
 
 
+@given(inputs())
+def test_prophetkv_takes_the_most_attended_over_all_chunks(case):
+    lengths, attention, _, ratio = case
+    method = Method("prophetkv")
+    assert method.needs_attention
+    assert method.check_layer == 0
+    key_probe, value_probe, key_weight, value_weight = method.select(
+        segments=[(length, 0, length) for length in lengths],
+        key_divergence=[],
+        value_divergence=[],
+        ratio=ratio,
+        attention=attention,
+    )
+    count = round(ratio * 100) * sum(lengths) // 100
+    assert key_probe == value_probe == top(attention, count)
+    assert key_weight == value_weight == []
+
+
+def test_prophetkv_without_attention_is_refused():
+    with pytest.raises(InvalidArgumentError, match=r"attention = 0.*3 cached"):
+        choose(Method("prophetkv"), [3], [], [], 0.5)
+
+
 @given(inputs(), st.sampled_from([None, 0, 1, 3, 100]))
 def test_epic_takes_the_head_of_each_chunk(case, boundary):
     lengths, _, _, ratio = case

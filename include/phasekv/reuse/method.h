@@ -55,6 +55,10 @@ struct SelectionInput {
   // segment order; empty when check_layer() is 0.
   std::span<const float> key_divergence;
   std::span<const float> value_divergence;
+  // In [0, 1] per cached token, in segment order: the attention that the prompt's tokens after the
+  // last chunk, the question, pay to its moved cached key, a mean over layers, query heads and
+  // these tokens of the softmax over all keys before them; empty unless needs_attention().
+  std::span<const float> attention;
   double ratio = 0.0;  // nominal recompute ratio, in [0, 1]
 };
 
@@ -79,6 +83,10 @@ class Method {
   // Whether tokens that are not recomputed keep their fresh keys and values at the check layer,
   // where these are known anyway.
   virtual bool keeps_fresh_at_check_layer() const { return true; }
+
+  // Whether the question has to run through all layers over the moved chunks before the rows are
+  // chosen: SelectionInput::attention. Only with check_layer() 0.
+  virtual bool needs_attention() const { return false; }
 
   // Whether reused tokens receive the probes' mean residual.
   virtual bool shifts() const { return false; }

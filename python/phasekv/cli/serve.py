@@ -25,6 +25,7 @@ _SETTINGS = (
     "weight",
     "probes",
     "boundary_tokens",
+    "function",
     "auto",
     "auto_min_tokens",
     "store_on_use",
@@ -55,6 +56,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     method.add_argument("--weight", help="clipped, one or relative: weight of the shift")
     method.add_argument("--probes", help="separate, sum, key or value: what picks the probes")
     method.add_argument("--boundary-tokens", type=int, help="epic: tokens at each chunk's head")
+    method.add_argument("--function", help="module:name of a Python function, the method function")
     method.add_argument(
         "--auto",
         action=argparse.BooleanOptionalAction,

@@ -20,6 +20,7 @@ from phasekv.evaluation.divergence import (
 from phasekv.evaluation.engine import FULL_RECOMPUTE, MemoryEngine, ReuseSetting
 from phasekv.evaluation.memory_notes import MemoryNote, Question
 from phasekv.evaluation.prompts import MemoryPrompt, PromptBuilder
+from phasekv.evaluation.transformers_engine import TransformersEngine
 
 Floats = npt.NDArray[np.float64]
 
@@ -125,7 +126,10 @@ class Comparison:
 
 
 def encode_notes(
-    engine: MemoryEngine, builder: PromptBuilder, notes: Iterable[MemoryNote], encode: str
+    engine: MemoryEngine | TransformersEngine,
+    builder: PromptBuilder,
+    notes: Iterable[MemoryNote],
+    encode: str,
 ) -> int:
     """Stores each note once; returns how many tokens that computed.
 
@@ -142,7 +146,7 @@ def encode_notes(
 
 
 def compare_settings(
-    engine: MemoryEngine,
+    engine: MemoryEngine | TransformersEngine,
     builder: PromptBuilder,
     asked: AskedQuestion,
     settings: Mapping[str, ReuseSetting],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from phasekv.errors import InvalidArgumentError
 from phasekv.fields import (
     boolean,
     integer,
+    load_function,
     optional_integer,
     optional_number,
     optional_text,
@@ -217,20 +217,6 @@ def _parse(settings: dict[str, Any], base: EvictionChoice) -> EvictionChoice:
         redundancy=optional_number(settings, "redundancy", base.redundancy),
         calibration=optional_text(settings, "calibration", base.calibration),
     )
-
-
-def load_function(name: str | None) -> Any:
-    """The function that "module:name" names."""
-    module, separator, attribute = (name or "").partition(":")
-    if not separator:
-        raise InvalidArgumentError("function", repr(name), '"module:name" of a function')
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InvalidArgumentError("function", repr(name), f"importable ({error})") from None
-    if not callable(function):
-        raise InvalidArgumentError("function", repr(name), "a function")
-    return function
 
 
 def _object(value: Any) -> dict[str, Any]:

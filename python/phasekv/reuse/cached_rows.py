@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from phasekv import _core
 from phasekv.memory.chunk import StoredChunk
+from phasekv.reuse.function_method import FUNCTION, FunctionMethod
 from phasekv.reuse.stream import current_stream
+
+logger = logging.getLogger("phasekv")
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class CachedRows:
     ----------
     request_id : str
         Whose they are.
-    method : phasekv._core.Method
+    method : phasekv._core.Method or FunctionMethod
         Decides which are computed again.
     ratio : float
         Nominal recompute ratio.
@@ -61,17 +65,25 @@ class CachedRows:
         int64 [tokens]: where its keys and values go.
     rope : phasekv._core.Rope
         The model's rotation.
+    attention : sequence of float
+        Per token what the question attends it, for a method that needs it.
+
+    Attributes
+    ----------
+    failure : str
+        What a method that is a Python function did wrong; all tokens are computed again then.
     """
 
     def __init__(
         self,
         request_id: str,
-        method: _core.Method,
+        method: _core.Method | FunctionMethod,
         ratio: float,
         segments: list[CachedSegment],
         rows: torch.Tensor,
         slots: torch.Tensor,
         rope: _core.Rope,
+        attention: Sequence[float] = (),
     ) -> None:
         self.request_id = request_id
         self.method = method
@@ -79,7 +91,9 @@ class CachedRows:
         self.segments = segments
         self.rows = rows
         self.slots = slots
+        self.failure = ""
         self._rope = rope
+        self._attention = attention
         self._device = device = slots.device
         lengths = torch.tensor([segment.tokens for segment in segments], device=device)
         self._starts = _starts(lengths)
@@ -154,20 +168,30 @@ class CachedRows:
         self._take(divergence[0].tolist(), divergence[1].tolist())
 
     def select_beforehand(self) -> None:
-        """Choose the tokens of a method that measures nothing."""
+        """Choose the tokens of a method that measures nothing on the way."""
         self._take([], [])
 
     def _take(self, key_divergence: list[float], value_divergence: list[float]) -> None:
-        key_probe, value_probe, key_weight, value_weight = self.method.select(
-            segments=[(s.tokens, s.chunk_offset, s.chunk_tokens) for s in self.segments],
-            key_divergence=key_divergence,
-            value_divergence=value_divergence,
-            ratio=self.ratio,
-        )
+        try:
+            key_probe, value_probe, key_weight, value_weight = self.method.select(
+                segments=[(s.tokens, s.chunk_offset, s.chunk_tokens) for s in self.segments],
+                key_divergence=key_divergence,
+                value_divergence=value_divergence,
+                ratio=self.ratio,
+                attention=self._attention,
+            )
+        except Exception as error:
+            if self.method.name != FUNCTION:
+                raise
+            # The user's mistake shall not stop the engine: this is exact, and the report tells.
+            logger.warning("PhaseKV: the method's function failed, all is recomputed: %s", error)
+            self.failure = f"{type(error).__name__}: {error}"
+            key_probe = value_probe = [1] * len(self.rows)
+            key_weight = value_weight = []
         device = self._device
         self.key_probe = torch.tensor(key_probe, dtype=torch.bool, device=device)
         self.value_probe = torch.tensor(value_probe, dtype=torch.bool, device=device)
-        if self.method.shifts:
+        if key_weight:
             self._key_weight = torch.tensor(key_weight, dtype=torch.float32, device=device)
             self._value_weight = torch.tensor(value_weight, dtype=torch.float32, device=device)
 
@@ -199,7 +223,7 @@ class CachedRows:
         stream = current_stream(self._device)
         key_mean = value_mean = None
         unrotated = self.method.frame == "unrotated"
-        if self.method.shifts and fresh_keys is not None:
+        if self._key_weight is not None and fresh_keys is not None:
             assert fresh_values is not None
             assert fresh_row_of is not None
             key_mean = self._mean(

@@ -12,7 +12,8 @@ class RequestReport:
     """What happened to a request's chunks, summed over the steps of its prefill.
 
     ``charged`` counts (layer, cached token) pairs that were recomputed: layers before and at the
-    check layer count in full for every cached token, whatever the method made of them.
+    check layer count in full for every cached token, whatever the method made of them. A pass of
+    the question that goes before counts with its rows, as if they were cached tokens.
     """
 
     found: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -22,6 +23,7 @@ class RequestReport:
     probes: int = 0
     charged: int = 0
     layers: int = 0
+    failure: str = ""
 
     def add(self, other: RequestReport) -> None:
         """Sum in what a later step of the same request reports."""
@@ -32,6 +34,7 @@ class RequestReport:
         self.probes += other.probes
         self.charged += other.charged
         self.layers = max(self.layers, other.layers)
+        self.failure = self.failure or other.failure
 
     @property
     def charged_ratio(self) -> float | None:
@@ -41,6 +44,7 @@ class RequestReport:
 
     def as_response(self, choice: MethodChoice) -> dict[str, object]:
         """The ``phasekv`` object of the response's ``kv_transfer_params``."""
+        failure = {"failure": self.failure} if self.failure else {}
         return {
             "method": choice.method,
             "ratio": choice.ratio,
@@ -55,4 +59,5 @@ class RequestReport:
             "tokens_found": self.cached_tokens,
             "tokens_reused": self.cached_tokens - self.probes,
             "probes": self.probes,
+            **failure,
         }

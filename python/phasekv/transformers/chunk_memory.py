@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from phasekv import _core
+from phasekv._core import Method
 from phasekv.errors import InvalidArgumentError
 from phasekv.memory.chunk import StoredChunk
 from phasekv.memory.disk import DiskTier
@@ -20,11 +21,13 @@ from phasekv.memory.store import ChunkStore
 from phasekv.memory.weights import identity_of_weights, weights_fingerprint
 from phasekv.reuse.cached_rows import CachedRows, CachedSegment
 from phasekv.reuse.choice import MethodChoice, parse_choice
+from phasekv.reuse.function_method import FunctionMethod
 from phasekv.reuse.report import RequestReport
 from phasekv.reuse.step import Batch, ReuseStep
 from phasekv.transformers.models import ModelShape, shape_of
 from phasekv.transformers.paged_blocks import PagedBlocks
 from phasekv.transformers.prefill_step import check_family, dynamic_cache, run_prompt
+from phasekv.transformers.question_attention import QuestionAttention
 from phasekv.transformers.rotation import rope_of_model
 
 GIBIBYTE = 1 << 30
@@ -170,16 +173,17 @@ class ChunkMemory:
         recompute_ratio : float
             r in [0, 1]: the share of a chunk's tokens that become probes.
         switches
-            The method's own: ``frame``, ``weight``, ``probes``, ``boundary_tokens``.
+            The method's own: ``frame``, ``weight``, ``probes``, ``boundary_tokens``, ``function``.
 
         Raises
         ------
         InvalidArgumentError
-            For a bad method, ratio or switch, and a prompt of less than two tokens.
+            For a bad method, ratio or switch, a prompt of less than two tokens, and one without a
+            question for a method that looks at it.
         """
         settings = {"method": method, "ratio": recompute_ratio, **switches}
         choice = parse_choice(settings, MethodChoice())
-        begin = time.perf_counter()
+        started = time.perf_counter()
         tokens, chunks = self.join(parts)
         if len(tokens) < 2:
             raise InvalidArgumentError("parts", f"{len(tokens)} tokens", "at least two tokens")
@@ -190,21 +194,35 @@ class ChunkMemory:
             self._shape.head_size,
             self._shape.dtype,
         )
+        chosen = choice.build()
+        table = torch.tensor(blocks.allocate(-(-len(tokens) // _BLOCK_SIZE)), dtype=torch.int32)
         computed = len(tokens) - 1
-        batch = _batch_of(computed, blocks)
         report = RequestReport(layers=self._shape.layers)
-        cached = self._cached_rows(choice, chunks, batch, report)
+        segments = self._segments(chunks, computed, report)
+        begin = 0
+        attention: list[float] = []
+        if chosen.needs_attention and segments:
+            context = chunks[-1][0] + len(chunks[-1][1].tokens)
+            attention, charged = self._question_attention(tokens, segments, context, blocks, table)
+            # What stands before the chunks is exact now and does not run again.
+            begin = segments[0].begin
+            report.charged += charged
+        batch = _batch_of(begin, computed, table)
+        cached = []
+        if segments and choice.method != "full_recompute":
+            cached = [self._cached_rows(chosen, choice.ratio, segments, batch, attention)]
         step = ReuseStep(batch, cached, lambda squared: squared)
-        run_prompt(self._model, torch.tensor(tokens[:computed]), step, blocks)
+        run_prompt(self._model, torch.tensor(tokens[begin:computed]), step, blocks)
         for rows in cached:
             report.cached_tokens += len(rows.rows)
             report.probes += int(rows.probe.sum())
             report.charged += step.charge(rows, self._shape.layers)
+            report.failure = rows.failure
         return Prefill(
             torch.tensor([tokens]),
-            dynamic_cache(blocks, batch.slots),
+            dynamic_cache(blocks, _batch_of(0, computed, table).slots),
             report.as_response(choice),
-            time.perf_counter() - begin,
+            time.perf_counter() - started,
         )
 
     def join(
@@ -230,13 +248,10 @@ class ChunkMemory:
         listed: list[int] = int32_tokens(part).tolist()
         return listed
 
-    def _cached_rows(
-        self,
-        choice: MethodChoice,
-        chunks: list[tuple[int, Chunk]],
-        batch: Batch,
-        report: RequestReport,
-    ) -> list[CachedRows]:
+    def _segments(
+        self, chunks: list[tuple[int, Chunk]], computed: int, report: RequestReport
+    ) -> list[CachedSegment]:
+        """What of the chunks is stored and among the prompt's ``computed`` first tokens."""
         segments = []
         for begin, chunk in chunks:
             edges = (begin, begin + len(chunk.tokens))
@@ -245,18 +260,49 @@ class ChunkMemory:
                 report.missed[edges] = "not stored"
                 continue
             report.found[edges] = chunk.key
-            tokens = min(edges[1], batch.rows) - begin
+            tokens = min(edges[1], computed) - begin
             if tokens > 0:
                 segments.append(CachedSegment(stored, begin, tokens, 0, len(chunk.tokens)))
-        if not segments or choice.method == "full_recompute":
-            return []
-        rows = torch.cat([torch.arange(s.begin, s.begin + s.tokens) for s in segments])
-        method = choice.build()
-        return [
-            CachedRows(
-                "prompt", method, choice.ratio, segments, rows, batch.slots[rows], self._rope
-            )
-        ]
+        return segments
+
+    def _question_attention(
+        self,
+        tokens: list[int],
+        segments: list[CachedSegment],
+        context: int,
+        blocks: PagedBlocks,
+        table: torch.Tensor,
+    ) -> tuple[list[float], int]:
+        """Run all that is not cached over the moved chunks, before the prompt's own pass.
+
+        Returns
+        -------
+        (list of float, int)
+            For each cached token the attention that the question, all tokens from ``context`` on,
+            pays to it; and the (layer, token) pairs that run again afterwards.
+        """
+        if context >= len(tokens):
+            raise InvalidArgumentError("parts", "a chunk at the end", "a question after the chunks")
+        batch = _batch_of(0, len(tokens), table)
+        rows = self._cached_rows(Method("full_reuse"), 0.0, segments, batch, [])
+        step = ReuseStep(batch, [rows], lambda squared: squared)
+        question = QuestionAttention(step, context, self._shape.kv_heads)
+        run_prompt(self._model, torch.tensor(tokens), step, blocks, question)
+        twice = int((step.entered >= segments[0].begin).sum())
+        return question.mean[rows.rows].tolist(), self._shape.layers * twice
+
+    def _cached_rows(
+        self,
+        method: Method | FunctionMethod,
+        ratio: float,
+        segments: list[CachedSegment],
+        batch: Batch,
+        attention: list[float],
+    ) -> CachedRows:
+        positions = torch.cat([torch.arange(s.begin, s.begin + s.tokens) for s in segments])
+        rows = positions - batch.positions[0]
+        slots = batch.slots[rows]
+        return CachedRows("prompt", method, ratio, segments, rows, slots, self._rope, attention)
 
 
 def identity_of(model: Any, shape: ModelShape) -> ModelIdentity:
@@ -270,14 +316,14 @@ def identity_of(model: Any, shape: ModelShape) -> ModelIdentity:
     )
 
 
-def _batch_of(tokens: int, blocks: PagedBlocks) -> Batch:
-    table = torch.tensor(blocks.allocate(-(-tokens // _BLOCK_SIZE)), dtype=torch.int32)
-    positions = torch.arange(tokens)
+def _batch_of(begin: int, end: int, table: torch.Tensor) -> Batch:
+    """Tokens [begin, end) of a prompt in the blocks of ``table``."""
+    positions = torch.arange(begin, end)
     return Batch(
         slots=table[positions // _BLOCK_SIZE].to(torch.int64) * _BLOCK_SIZE
         + positions % _BLOCK_SIZE,
         positions=positions,
-        requests=torch.zeros(tokens, dtype=torch.int32),
+        requests=torch.zeros(end - begin, dtype=torch.int32),
         block_table=table[None],
         first_held=torch.zeros(1, dtype=torch.int64),
     )

@@ -11,6 +11,7 @@ from phasekv.errors import UnsupportedError
 from phasekv.reuse.step import CHECK_LAYER, ReuseStep
 from phasekv.transformers.attention import ATTENTION
 from phasekv.transformers.paged_blocks import PagedBlocks
+from phasekv.transformers.question_attention import QuestionAttention
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose decoder layers are norm, attention, norm, feed-forward with two residuals."""
@@ -26,8 +27,14 @@ def check_family(model: Any) -> None:
 
 
 @torch.no_grad()
-def run_prompt(model: Any, tokens: torch.Tensor, step: ReuseStep, blocks: PagedBlocks) -> None:
-    """Fill the blocks with the keys and values of a prompt.
+def run_prompt(
+    model: Any,
+    tokens: torch.Tensor,
+    step: ReuseStep,
+    blocks: PagedBlocks,
+    question: QuestionAttention | None = None,
+) -> None:
+    """Fill the blocks with the keys and values of a prompt, or of what follows its beginning.
 
     Parameters
     ----------
@@ -39,12 +46,14 @@ def run_prompt(model: Any, tokens: torch.Tensor, step: ReuseStep, blocks: PagedB
         Which rows run in which layer.
     blocks : PagedBlocks
         With room for every slot of the step.
+    question : QuestionAttention or None
+        Is shown every layer.
     """
     decoder = model.model
     hidden = decoder.embed_tokens(tokens)
-    cosines, sines = decoder.rotary_emb(hidden[None], torch.arange(len(tokens))[None])
+    cosines, sines = decoder.rotary_emb(hidden[None], step.batch.positions[None])
     hidden = hidden[step.rows_entering(0)]
-    cache = _StepCache(step, blocks)
+    cache = _StepCache(step, blocks, question)
     previous = model.config._attn_implementation
     model.set_attn_implementation(ATTENTION)
     try:
@@ -85,9 +94,12 @@ def dynamic_cache(blocks: PagedBlocks, slots: torch.Tensor) -> DynamicCache:
 class _StepCache:
     """Stands where a layer looks for its cache; keys and values go into blocks."""
 
-    def __init__(self, step: ReuseStep, blocks: PagedBlocks) -> None:
+    def __init__(
+        self, step: ReuseStep, blocks: PagedBlocks, question: QuestionAttention | None
+    ) -> None:
         self._step = step
         self._blocks = blocks
+        self._question = question
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
@@ -104,6 +116,8 @@ class _StepCache:
         Returns ``[1, rows, query heads, head size]``.
         """
         rows = query[0].transpose(0, 1).contiguous()
+        if self._question is not None:
+            self._question.layer(rows, self._blocks.kv(layer), scale)
         out = torch.zeros_like(rows)
         self._step.attend(layer, rows, self._blocks.kv(layer), scale, out)
         if layer == CHECK_LAYER:

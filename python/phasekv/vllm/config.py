@@ -76,7 +76,7 @@ class PhaseKVConfig:
         refuse_unknown("phasekv", settings, (*METHOD_FIELDS, *own))
         defaults = cls()
         return cls(
-            choice=parse_choice(settings, defaults.choice),
+            choice=one_pass(parse_choice(settings, defaults.choice)),
             auto=boolean(settings, "auto", defaults.auto),
             auto_min_tokens=integer(settings, "auto_min_tokens", defaults.auto_min_tokens, 8),
             store_on_use=boolean(settings, "store_on_use", defaults.store_on_use),
@@ -88,3 +88,15 @@ class PhaseKVConfig:
             session_directory=optional_text(settings, "session_directory"),
             phases=optional_text(settings, "phases"),
         )
+
+
+def one_pass(choice: MethodChoice) -> MethodChoice:
+    """The choice, unless its method wants a pass through the model before the engine's own."""
+    if choice.build().needs_attention:
+        raise InvalidArgumentError(
+            "method",
+            choice.method,
+            "a method that is content with the engine's one pass through the model: this one runs "
+            "the question through it beforehand, which phasekv.transformers can do",
+        )
+    return choice

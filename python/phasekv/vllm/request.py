@@ -9,7 +9,7 @@ from typing import Any
 from phasekv.errors import InvalidArgumentError
 from phasekv.fields import refuse_unknown
 from phasekv.reuse.choice import METHOD_FIELDS, MethodChoice, parse_choice
-from phasekv.vllm.config import PhaseKVConfig
+from phasekv.vllm.config import PhaseKVConfig, one_pass
 
 PARAMETER = "phasekv"
 
@@ -80,8 +80,12 @@ class ReuseRequest:
         store = settings.get("store", False)
         if store and not chunks:
             raise InvalidArgumentError("store", "true", "given together with chunks")
+        if settings.get("function", config.choice.function) != config.choice.function:
+            raise InvalidArgumentError(
+                "function", repr(settings["function"]), "left away: the engine's settings name it"
+            )
         return cls(
-            choice=parse_choice(settings, config.choice),
+            choice=one_pass(parse_choice(settings, config.choice)),
             chunks=chunks,
             store=store,
             auto=settings.get("auto", config.auto) and not store,

@@ -302,6 +302,7 @@ class ReuseWorker:
                 report.cached_tokens += len(rows.rows)
                 report.probes += int(rows.probe.sum())
                 report.charged += self._step.charge(rows, self.num_layers)
+                report.failure = report.failure or rows.failure
 
     def _store_complete(self, scheduled: _Scheduled, moved: bool) -> None:
         assert self._batch is not None

@@ -57,6 +57,9 @@ class Reference:
         rotary = self.model.model.rotary_emb
         self.frequencies = rotary.inv_freq.double()
         self.magnitude = float(rotary.attention_scaling)
+        self.watched: tuple[int, torch.Tensor] | None = None  # question's begin, its attention
+        self.attention = torch.empty(0)  # of the question to each position, by prophetkv's stage I
+        self.prophesied: set[int] = set()  # positions
 
     def rotate(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[tokens, heads, dim] turned by its position, halves paired."""
@@ -79,6 +82,12 @@ class Reference:
     def finish(self, layer, hidden, query, positions, keys, values):
         """The rest of a layer for rows at ``positions`` over keys (after RoPE) and values."""
         group = query.shape[1] // self.kv_heads
+        if self.watched is not None:
+            begin, attention = self.watched
+            before = keys[:begin].repeat_interleave(group, dim=1)
+            asked = query[positions >= begin]
+            logits = torch.einsum("thd,shd->hts", asked, before) / math.sqrt(self.dim)
+            attention += logits.softmax(-1).mean((0, 1)) / len(self.layers)
         keys = keys.repeat_interleave(group, dim=1)
         values = values.repeat_interleave(group, dim=1)
         logits = torch.einsum("thd,shd->hts", query, keys) / math.sqrt(self.dim)
@@ -133,6 +142,8 @@ class Reference:
             Ends of the engine's steps (chunked prefill); None is one step.
         """
         count = len(tokens)
+        if setting.method == "prophetkv":
+            self._prophesy(tokens, cached, setting.ratio)
         past_keys = [torch.empty(0, self.kv_heads, self.dim).double() for _ in self.layers]
         past_values = [torch.empty(0, self.kv_heads, self.dim).double() for _ in self.layers]
         trace = Trace()
@@ -142,6 +153,17 @@ class Reference:
             begin = end
         logits = self.model.lm_head(self.model.model.norm(hidden[-1:]))[0]
         return logits.log_softmax(-1), trace
+
+    def _prophesy(self, tokens, cached, ratio):
+        """Stage I of ProphetKV: the question looks at the moved chunks, none of them repaired."""
+        begin = max(first + chunk.keys.shape[1] for first, chunk in cached)
+        self.watched = (begin, torch.zeros(begin).double())
+        self.run(tokens, cached, Setting("full_reuse", 0.0))
+        self.attention = attention = self.watched[1]
+        self.watched = None
+        positions = [first + i for first, chunk in cached for i in range(chunk.keys.shape[1])]
+        order = sorted(positions, key=lambda position: (-float(attention[position]), position))
+        self.prophesied = set(order[: math.floor(ratio * len(order) + 1e-9)])
 
     def _step(self, tokens, begin, end, cached, setting, past_keys, past_values, trace):
         positions = torch.arange(begin, end)
@@ -168,12 +190,15 @@ class Reference:
         starts = [0]
         for segment in segments:
             starts.append(starts[-1] + segment[1])
-        early = setting.method in ("full_reuse", "epic", "full_recompute")
+        early = setting.method in ("full_reuse", "epic", "full_recompute", "prophetkv")
         check = 0 if early else 1
         key_probe = value_probe = torch.ones(len(rows), dtype=torch.bool)
         key_weight = value_weight = None
         if early:
             key_probe = value_probe = self._static_probes(setting, segments)
+            if setting.method == "prophetkv":
+                chosen = [int(row) + begin in self.prophesied for row in rows]
+                key_probe = value_probe = torch.tensor(chosen, dtype=torch.bool)
         active = torch.ones(end - begin, dtype=torch.bool)
         hidden = self.model.model.embed_tokens(torch.tensor(tokens[begin:end]))
         for index, layer in enumerate(self.layers):

@@ -12,7 +12,7 @@ from tiny_models import ROPE_TYPES, random_tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from phasekv.errors import InvalidArgumentError, UnsupportedError
-from phasekv.transformers import Chunk, ChunkMemory
+from phasekv.transformers import Chunk, ChunkMemory, chunk_memory
 
 pytestmark = pytest.mark.engine
 
@@ -26,6 +26,8 @@ SETTINGS = [
     {"method": "agentkvshift", "ratio": 0.2, "frame": "unrotated"},
     {"method": "phaseshift", "ratio": 0.2},
     {"method": "phaseshift", "ratio": 1.0},
+    {"method": "prophetkv", "ratio": 0.2},
+    {"method": "prophetkv", "ratio": 1.0},
 ]
 
 
@@ -87,7 +89,7 @@ def test_method_equals_reference(case, setting):
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3", "qwen3_moe"])
 def test_model_families(make_case, family):
     memory, prompt = make_case(family, seed=200)
-    for method in ("phaseshift", "agentkvshift", "epic"):
+    for method in ("phaseshift", "agentkvshift", "epic", "prophetkv"):
         setting = {"method": method, "ratio": 0.2}
         expected, _ = prompt.reference.run(prompt.tokens, prompt.cached, Setting(**setting))
         logprobs, _ = memory.logprobs(prompt, **setting)
@@ -101,6 +103,49 @@ def test_rope_types(make_case, rope):
     expected, _ = prompt.reference.run(prompt.tokens, prompt.cached, Setting(**setting))
     logprobs, _ = memory.logprobs(prompt, **setting)
     torch.testing.assert_close(logprobs.double(), expected, atol=2e-3, rtol=0)
+
+
+def test_the_questions_attention_equals_reference(case, monkeypatch):
+    memory, prompt = case
+    seen = []
+
+    class Spy(chunk_memory.CachedRows):
+        def __init__(self, *arguments):
+            seen.append(arguments[-1])
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(chunk_memory, "CachedRows", Spy)
+    setting = {"method": "prophetkv", "ratio": 0.2}
+    prompt.reference.run(prompt.tokens, prompt.cached, Setting(**setting))
+    memory.logprobs(prompt, **setting)
+    before, attention = seen
+    assert before == []
+    cached = torch.cat([torch.arange(begin, end) for begin, end in prompt.ranges])
+    expected = prompt.reference.attention[cached]
+    torch.testing.assert_close(torch.tensor(attention).double(), expected, atol=1e-6, rtol=1e-3)
+    assert 0.5 < sum(attention) < 1
+
+
+def test_the_pass_of_the_question_is_charged(case):
+    memory, prompt = case
+    _, report = memory.logprobs(prompt, method="prophetkv", ratio=0.25)
+    found = 57 + 96 + 33
+    assert report["probes"] == found // 4
+    # The question's 18 tokens ran through all layers once more.
+    assert report["charged_ratio"] == pytest.approx((found // 4 + 18) / found)
+
+
+def test_prophetkv_at_ratio_one_is_a_full_prefill(case):
+    memory, prompt = case
+    prophet, _ = memory.logprobs(prompt, method="prophetkv", ratio=1.0)
+    full, _ = memory.logprobs(prompt, method="full_recompute", ratio=0.0)
+    torch.testing.assert_close(prophet, full, atol=1e-4, rtol=0)
+
+
+def test_prophetkv_wants_a_question(case):
+    memory, prompt = case
+    with pytest.raises(InvalidArgumentError, match="question"):
+        memory.prefill(memory.parts(prompt)[:-1], method="prophetkv")
 
 
 def wait_for_files(folder, count):

@@ -41,6 +41,7 @@ def result(tmp_path, monkeypatch):
             encode=["alone", "prefix"],
             answer_ratio=0.1,
             answer_encode="prefix",
+            engine="vllm",
             model=tmp_path / "model",
         )
     )
