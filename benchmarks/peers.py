@@ -10,7 +10,7 @@ torch from ours. Both compress one prompt of the demo model in one process and i
   press's hook on the attention layers; the evictor's calls and the blocks it gives back. Tokens are
   counted as they enter the embedding.
 
-Example: .venv-peers/bin/python benchmarks/peers.py --json benchmarks/results/peers.json
+Example: .venv-peers/bin/python benchmarks/peers.py times --json benchmarks/results/peers_times.json
 """
 
 from __future__ import annotations
@@ -314,10 +314,10 @@ def _rotated_queries(
 def main() -> None:
     """Runs the benchmark and writes its JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("part", choices=["survivors", "times"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 4096])
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.5, 0.75])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--survivor-tokens", type=int, default=2048)
     parser.add_argument("--json", type=Path, required=True)
     arguments = parser.parse_args()
     bench = Bench()
@@ -325,22 +325,19 @@ def main() -> None:
         "machine": describe_machine(),
         "kvpress": version("kvpress"),
         "model": "SmolLM2-135M-Instruct, float32",
-        "survivors": [],
-        "times": [],
+        "rows": [],
     }
-
-    def add(part: str, row: dict[str, Any]) -> None:
-        print(json.dumps(row), flush=True)
-        result[part].append(row)
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-    for method in UNIFORM:
-        for ratio in arguments.ratios:
-            add("survivors", bench.survivors(method, ratio, arguments.survivor_tokens))
+    is_timed = arguments.part == "times"
     for tokens in arguments.tokens:
-        for method in [*UNIFORM, *RAGGED]:
+        for method in [*UNIFORM, *RAGGED] if is_timed else UNIFORM:
             for ratio in arguments.ratios:
-                add("times", bench.time(method, ratio, tokens, arguments.rounds))
+                if is_timed:
+                    row = bench.time(method, ratio, tokens, arguments.rounds)
+                else:
+                    row = bench.survivors(method, ratio, tokens)
+                print(json.dumps(row), flush=True)
+                result["rows"].append(row)
+                arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

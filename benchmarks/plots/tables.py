@@ -255,7 +255,7 @@ def peers_survivors_table(result: dict[str, Any]) -> str:
             f"{row['least_overlap']:.3f}",
             f"{row['keys_that_differ']:,} of {row['keys']:,}",
         ]
-        for row in result["survivors"]
+        for row in result["rows"]
     ]
     return table_of(header, rows)
 
@@ -273,7 +273,7 @@ def peers_times_table(result: dict[str, Any]) -> str:
         "kvpress",
     ]
     rows = []
-    for row in result["times"]:
+    for row in result["rows"]:
         low, high = row["time_share_range"]
         ours, theirs, formula = row["ours"], row["kvpress"], row["formula_bytes"]
         rows.append(
@@ -315,8 +315,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attend_rows": ("attend_rows.json", attend_rows_table),
     "throughput": ("throughput.json", throughput_table),
     "eviction_overhead": ("throughput.json", overhead_table),
-    "peers_survivors": ("peers.json", peers_survivors_table),
-    "peers_times": ("peers.json", peers_times_table),
+    "peers_survivors": ("peers_survivors.json", peers_survivors_table),
+    "peers_times": ("peers_times.json", peers_times_table),
     "copy_ops": ("ops.json", copy_ops_table),
     "eviction_ops": ("ops.json", eviction_ops_table),
 }
