@@ -37,6 +37,8 @@ void attend_rows(const AttendRowsParams& /*params*/, const Workspace& /*workspac
 }
 int64_t attend_rows_workspace_bytes(const AttendRowsParams& /*params*/) { refuse("cuda"); }
 void push_queries(const PushQueriesParams& /*params*/, Stream /*stream*/) { refuse("cuda"); }
+void quantize(const QuantizeParams& /*params*/, Stream /*stream*/) { refuse("cuda"); }
+void dequantize(const DequantizeParams& /*params*/, Stream /*stream*/) { refuse("cuda"); }
 void compact(const CompactParams& /*params*/, int64_t /*most_moves*/, Stream /*stream*/) {
   refuse("cuda");
 }

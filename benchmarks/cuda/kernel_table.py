@@ -115,6 +115,26 @@ def attention_mass(op: str, kernel: str, queries: int, keys: int) -> Kernel:
     )
 
 
+def quantization(op: str, axis: str) -> Kernel:
+    """Quantize or dequantize to 2 bits in groups of 32 tokens (keys) or channels (values)."""
+    channels = 2 if (op, axis) == ("quantize", "token") else 8  # of a thread at once
+    quantized = ROW // 8 + ROW // 16
+    # Of a group that has two words, both want the scale and the zero point.
+    read_again = ROW // 16 if op == "dequantize" else 0
+    return Kernel(
+        op=f"{op} along {axis}s",
+        entry=rf"[0-9]{op}_{axis}_groups_kernelILi2ELi{channels}E",
+        family=rf"[0-9]{op}_{axis}_groups_kernel",
+        threads=128,
+        shared_bytes=0,
+        most_registers=64,
+        least_bytes=TOKENS * (ROW + quantized),
+        planned_bytes=TOKENS * (ROW + quantized + read_again),
+        flops=TOKENS * KV_HEADS * HEAD_SIZE * (4 if op == "quantize" else 2),
+        bound="memory",
+    )
+
+
 TABLE = (
     copy_kernel("gather_blocks", 0),
     copy_kernel("scatter_blocks", 1),
@@ -178,6 +198,7 @@ TABLE = (
         flops=0,
         bound="memory",
     ),
+    *(quantization(op, axis) for op in ("quantize", "dequantize") for axis in ("token", "channel")),
     Kernel(
         op="compact",
         entry=r"compact_kernelILi16ELb1E",
@@ -278,7 +299,8 @@ TABLE = (
     ),
 )
 COPY_LIKE = ("gather_blocks", "scatter_blocks", "rotate_keys", "divergence", "apply_shift",
-             "push_queries", "compact")  # fmt: skip
+             "push_queries", "compact", "quantize along tokens", "quantize along channels",
+             "dequantize along tokens", "dequantize along channels")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ enum class Bound {
 // An op at work on some shape.
 struct Op {
   std::string name;
-  std::string adjacent;  // what is adjacent in its blocks, "dimensions" or "tokens"; or "" for rows
+  // What is adjacent in its blocks, or what a group is along, "dimensions" or "tokens"; else "".
+  std::string adjacent;
   Bound bound = Bound::memcpy;
   double work = 0.0;        // bytes read and bytes written, each once, or FLOP
   double line_bytes = 0.0;  // of the cache lines that hold those bytes, where that is more

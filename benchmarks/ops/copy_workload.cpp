@@ -23,6 +23,9 @@ constexpr int64_t kWorkingSet = int64_t{256} << 20;
 struct Layer {
   Bytes rows;
   Bytes other_rows;
+  Bytes codes;
+  Bytes scales;
+  Bytes zero_points;
   Bytes pool;
   PagedKV kv;
 };
@@ -83,6 +86,14 @@ class CopyWorkload final : public Workload {
         [this] { apply_shift(without_mean(rotated(shift(layer().kv.key)))); });
     add("rotate_keys", "", moved, [this] { rotate(); });
     add("divergence", "", moved, [this] { diverge(); });
+    const auto converted = static_cast<double>(bytes_ + code_bytes() + 2 * group_bytes());
+    for (const GroupAxis axis : {GroupAxis::tokens, GroupAxis::channels}) {
+      const char* adjacent = axis == GroupAxis::tokens ? "tokens" : "dimensions";
+      add("quantize", adjacent, converted,
+          [this, axis] { quantize({.rows = rows(), .out = quantized(axis)}); });
+      add("dequantize", adjacent, converted,
+          [this, axis] { dequantize({.quantized = quantized(axis), .rows = other_rows()}); });
+    }
     add("mean_residual", "", mean_residual_bytes(), [this] { take_mean(false); });
     add("mean_residual rotated", "", mean_residual_bytes(), [this] { take_mean(true); });
     return ops;
@@ -91,6 +102,12 @@ class CopyWorkload final : public Workload {
  private:
   int64_t row_size() const { return shape_.kv_heads * shape_.head_size; }
   Layer& layer() { return layers_[current_]; }
+
+  // To kBits in groups of kGroupSize, by which the shapes' tokens and head sizes divide.
+  static constexpr int64_t kBits = 2;
+  static constexpr int64_t kGroupSize = 32;
+  int64_t code_bytes() const { return shape_.tokens * row_size() * kBits / 8; }
+  int64_t group_bytes() const { return shape_.tokens * row_size() / kGroupSize * 2; }
 
   double mean_residual_bytes() const {
     return static_cast<double>(row_size()) *
@@ -104,6 +121,9 @@ class CopyWorkload final : public Workload {
     Layer layer;
     layer.rows.assign(static_cast<size_t>(bytes_), kFill);
     layer.other_rows.assign(static_cast<size_t>(bytes_), kFill);
+    layer.codes.assign(static_cast<size_t>(code_bytes()), kFill);
+    layer.scales.assign(static_cast<size_t>(group_bytes()), kFill);
+    layer.zero_points.assign(static_cast<size_t>(group_bytes()), kFill);
     const int64_t blocks = 2 * ((kFirstToken + shape_.tokens) / shape_.block_size + 1);
     const int64_t head_stride = 2 * shape_.block_size * shape_.head_size;
     const int64_t elements = blocks * shape_.kv_heads * head_stride;
@@ -125,6 +145,17 @@ class CopyWorkload final : public Workload {
   }
   RowsView rows() { return rows_in(layer().rows); }
   RowsView other_rows() { return rows_in(layer().other_rows); }
+  QuantizedRows quantized(GroupAxis axis) {
+    return {.codes = reinterpret_cast<uint32_t*>(layer().codes.data()),
+            .scales = reinterpret_cast<uint16_t*>(layer().scales.data()),
+            .zero_points = reinterpret_cast<uint16_t*>(layer().zero_points.data()),
+            .tokens = shape_.tokens,
+            .heads = shape_.kv_heads,
+            .head_size = shape_.head_size,
+            .bits = kBits,
+            .group_size = kGroupSize,
+            .axis = axis};
+  }
   RopeView rope() const {
     return {.frequencies = frequencies_.data(), .rotary_dim = shape_.head_size};
   }

@@ -151,6 +151,31 @@ def eviction_differences_table(result: dict[str, Any]) -> str:
     return table_of(header, rows)
 
 
+def quantized_fidelity_table(result: dict[str, Any]) -> str:
+    """Distance from full recompute for each method and precision of the notes."""
+    more = {
+        line["first"]: interval_of(line["kl"], "+")
+        for line in result["differences"]
+        if line["second"].endswith(", exact")
+    }
+    header = ["method", "notes", "KL (95 % interval)", "KL more than with exact notes", "top-1"]
+    rows = []
+    for row in result["rows"]:
+        notes = "exact" if row["bits"] is None else f"{row['bits']} bits"
+        rows.append(
+            [
+                f"`{row['method']}`",
+                "" if row["method"] == "full_recompute" else notes,
+                interval_of(row["kl"]),
+                more.get(f"{row['method']}, {notes}", ""),
+                f"{row['top1']['mean']:.2f}",
+                f"{row['nll']['mean']:.2f}",
+                interval_of(row["f1"]),
+            ]
+        )
+    return table_of([*header, "gold NLL", "F1"], rows)
+
+
 def interval_of(estimate: dict[str, float], sign: str = "") -> str:
     """A mean with its interval; ``sign`` "+" shows the sign of every number."""
     mean, low, high = (f"{estimate[name]:{sign}.3f}" for name in ("mean", "low", "high"))
@@ -310,6 +335,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "prefill": ("prefill.json", prefill_table),
     "transformers_prefill": ("transformers_prefill.json", transformers_prefill_table),
     "fidelity": ("fidelity.json", fidelity_table),
+    "quantized_fidelity": ("quantized_fidelity.json", quantized_fidelity_table),
     "eviction_fidelity": ("eviction_fidelity.json", eviction_fidelity_table),
     "eviction_differences": ("eviction_fidelity.json", eviction_differences_table),
     "attend_rows": ("attend_rows.json", attend_rows_table),

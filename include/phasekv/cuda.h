@@ -70,6 +70,10 @@ int64_t attend_rows_workspace_bytes(const AttendRowsParams& params);
 
 void push_queries(const PushQueriesParams& params, Stream stream);
 
+// The bits that the CPU's ops give, but for NaNs.
+void quantize(const QuantizeParams& params, Stream stream);
+void dequantize(const DequantizeParams& params, Stream stream);
+
 // `most_moves` is at least the number of moves of any KV head: the number of tokens kept, say.
 void compact(const CompactParams& params, int64_t most_moves, Stream stream);
 // Many layers of the same heads, head size and dtype in one launch. `device_layers` is a copy of

@@ -13,6 +13,7 @@
 #include "phasekv/ops/key_redundancy.h"
 #include "phasekv/ops/mean_residual.h"
 #include "phasekv/ops/push_queries.h"
+#include "phasekv/ops/quantize.h"
 #include "phasekv/ops/rotate_keys.h"
 #include "phasekv/ops/score_keys.h"
 #include "phasekv/ops/select_top.h"

@@ -20,6 +20,7 @@ void register_gather_scatter(pybind11::module_& module);
 void register_key_redundancy(pybind11::module_& module);
 void register_mean_residual(pybind11::module_& module);
 void register_push_queries(pybind11::module_& module);
+void register_quantize(pybind11::module_& module);
 void register_rotate_keys(pybind11::module_& module);
 void register_score_keys(pybind11::module_& module);
 void register_select_top(pybind11::module_& module);

@@ -24,6 +24,7 @@ PYBIND11_MODULE(_core, module) {
   register_key_redundancy(module);
   register_mean_residual(module);
   register_push_queries(module);
+  register_quantize(module);
   register_rotate_keys(module);
   register_score_keys(module);
   register_select_top(module);

@@ -141,13 +141,18 @@ List<uint8_t> uint8_list(const char* argument, const py::handle& object, OpCall*
   return {static_cast<uint8_t*>(tensor.data), tensor.shape[0]};
 }
 
-float* float_tensor(const char* argument, const py::handle& object,
-                    const std::vector<int64_t>& shape, OpCall* call) {
-  const Tensor tensor = tensor_of(argument, object, call);
-  check_dtype(tensor, "float32");
+Tensor contiguous_tensor(const char* argument, const py::handle& object, const char* dtype,
+                         const std::vector<int64_t>& shape, OpCall* call) {
+  Tensor tensor = tensor_of(argument, object, call);
+  check_dtype(tensor, dtype);
   if (tensor.shape != shape) refuse(argument, tensor.shape_text(), text_of(shape));
   check_contiguous(tensor);
-  return static_cast<float*>(tensor.data);
+  return tensor;
+}
+
+float* float_tensor(const char* argument, const py::handle& object,
+                    const std::vector<int64_t>& shape, OpCall* call) {
+  return static_cast<float*>(contiguous_tensor(argument, object, "float32", shape, call).data);
 }
 
 const int64_t* int64_list_of(const char* argument, const py::handle& object, int64_t count,

@@ -53,7 +53,11 @@ List<uint8_t> uint8_list(const char* argument, const pybind11::handle& object,
 List<float> float_list(const char* argument, const pybind11::handle& object,
                        OpCall* call = nullptr);
 
-// A contiguous float32 tensor of exactly this shape.
+// A contiguous tensor of exactly this dtype ("int32", ...) and shape.
+Tensor contiguous_tensor(const char* argument, const pybind11::handle& object, const char* dtype,
+                         const std::vector<int64_t>& shape, OpCall* call = nullptr);
+
+// The same of float32.
 float* float_tensor(const char* argument, const pybind11::handle& object,
                     const std::vector<int64_t>& shape, OpCall* call = nullptr);
 

@@ -127,6 +127,30 @@ def attend_rows(
 def push_queries(
     *, query: Tensor, rows: Tensor, entries: Tensor, buffer: Tensor, stream: int | None = None
 ) -> None: ...
+def quantize(
+    *,
+    rows: Tensor,
+    bits: int,
+    group_size: int,
+    axis: str,
+    codes: Tensor,
+    scales: Tensor,
+    zero_points: Tensor,
+    stream: int | None = None,
+) -> None: ...
+def dequantize(
+    *,
+    codes: Tensor,
+    scales: Tensor,
+    zero_points: Tensor,
+    bits: int,
+    group_size: int,
+    axis: str,
+    tokens: int,
+    first_token: int = 0,
+    out: Tensor,
+    stream: int | None = None,
+) -> None: ...
 def score_keys(
     *,
     query: Tensor,

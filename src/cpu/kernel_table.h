@@ -10,6 +10,7 @@
 #include "phasekv/ops/key_redundancy.h"
 #include "phasekv/ops/mean_residual.h"
 #include "phasekv/ops/push_queries.h"
+#include "phasekv/ops/quantize.h"
 #include "phasekv/ops/rotate_keys.h"
 #include "phasekv/ops/score_keys.h"
 #include "phasekv/ops/triattention_score.h"
@@ -30,6 +31,8 @@ struct KernelTable {
   void (*compact)(const CompactParams&);
   void (*key_redundancy)(const KeyRedundancyParams&);
   void (*triattention_score)(const TriattentionScoreParams&);
+  void (*quantize)(const QuantizeParams&);
+  void (*dequantize)(const DequantizeParams&);
 };
 
 }  // namespace phasekv::cpu

@@ -19,6 +19,8 @@ void accumulate_attention(const AccumulateAttentionParams& params);
 void compact(const CompactParams& params);
 void key_redundancy(const KeyRedundancyParams& params);
 void triattention_score(const TriattentionScoreParams& params);
+void quantize(const QuantizeParams& params);
+void dequantize(const DequantizeParams& params);
 
 // Names all of the above; what src/dispatch.cpp chooses between.
 const KernelTable& kernel_table();

@@ -7,7 +7,7 @@
 //   store_partial(p, v, n)    lanes [0, n); nothing outside [p, p + n) is written
 //   fma(a, b, c)              a * b + c
 //   negated_fma(a, b, c)      c - a * b
-//   max(a, b)                 b where either is NaN
+//   max(a, b), min(a, b)      b where either is NaN
 //   reduce_add, reduce_max    over the lanes, always in the same order
 //   sqrt                      rounded to nearest
 //   exp                       to 2 units in the last place; 0 below -87.33, infinity above 88.72

@@ -23,6 +23,7 @@ inline float first_lane(Vec a) { return _mm256_cvtss_f32(a.v); }
 inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
 inline Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
 inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec negated_fma(Vec a, Vec b, Vec c) { return {_mm256_fnmadd_ps(a.v, b.v, c.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
@@ -149,6 +150,11 @@ inline void store_partial(T* p, Vec a, int n) {
   T lanes[kWidth];
   store(lanes, a);
   for (int i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+// One element, without the detour through masked lanes.
+inline float load_one(const Float16* p) {
+  return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(p->bits)));
 }
 
 inline Vec swap_pairs(Vec a) { return {_mm256_permute_ps(a.v, 0xB1)}; }

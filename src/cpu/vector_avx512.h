@@ -24,6 +24,7 @@ inline float first_lane(Vec a) { return _mm_cvtss_f32(_mm512_castps512_ps128(a.v
 inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec negated_fma(Vec a, Vec b, Vec c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
@@ -147,6 +148,11 @@ inline void store_partial(Float16* p, Vec a, int n) {
 }
 inline void store_partial(Bits16* p, Vec a, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes_mask(n), narrow_bits16(a));
+}
+
+// One element, without the detour through masked lanes.
+inline float load_one(const Float16* p) {
+  return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(p->bits)));
 }
 
 inline Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xB1)}; }

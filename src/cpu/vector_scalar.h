@@ -34,6 +34,7 @@ inline float first_lane(Vec a) { return a.x; }
 inline Vec operator+(Vec a, Vec b) { return {a.x + b.x}; }
 inline Vec operator-(Vec a, Vec b) { return {a.x - b.x}; }
 inline Vec operator*(Vec a, Vec b) { return {a.x * b.x}; }
+inline Vec operator/(Vec a, Vec b) { return {a.x / b.x}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {a.x * b.x + c.x}; }
 inline Vec negated_fma(Vec a, Vec b, Vec c) { return {c.x - a.x * b.x}; }
 inline Vec max(Vec a, Vec b) { return {a.x > b.x ? a.x : b.x}; }

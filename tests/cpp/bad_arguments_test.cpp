@@ -77,6 +77,49 @@ class BadArguments : public testing::Test {
   std::vector<float> floats_ = std::vector<float>(64, 0.0F);
 };
 
+TEST_F(BadArguments, QuantizedRows) {
+  std::vector<uint32_t> codes(64, 0);
+  std::vector<uint16_t> halves(64, 0);
+  const QuantizedRows good = {.codes = codes.data(),
+                              .scales = halves.data(),
+                              .zero_points = halves.data(),
+                              .tokens = kTokens,
+                              .heads = 2,
+                              .head_size = 32};
+  const auto refused = [&](const std::string& argument, const std::string& value,
+                           const std::function<void(QuantizedRows*)>& spoil) {
+    QuantizedRows bad = good;
+    spoil(&bad);
+    const bool is_row_size = argument.starts_with("rows.");
+    expect_refused(is_row_size ? argument : "out." + argument, value,
+                   [&] { quantize({.rows = rows_.view(), .out = bad}); });
+    if (argument == "rows.tokens") return;
+    expect_refused(is_row_size ? argument : "quantized." + argument, value,
+                   [&] { dequantize({.quantized = bad, .rows = rows_.view()}); });
+  };
+  refused("bits", "3", [](QuantizedRows* rows) { rows->bits = 3; });
+  refused("group_size", "0", [](QuantizedRows* rows) { rows->group_size = 0; });
+  refused("group_size", "24", [](QuantizedRows* rows) { rows->group_size = 24; });
+  refused("group_size", "2097152", [](QuantizedRows* rows) { rows->group_size = 1 << 21; });
+  refused("codes", "null", [](QuantizedRows* rows) { rows->codes = nullptr; });
+  refused("scales", "null", [](QuantizedRows* rows) { rows->scales = nullptr; });
+  refused("zero_points", "null", [](QuantizedRows* rows) { rows->zero_points = nullptr; });
+  refused("tokens", "-1", [](QuantizedRows* rows) { rows->tokens = -1; });
+  refused("rows.tokens", "3", [](QuantizedRows* rows) { rows->tokens = 4; });
+  refused("rows.heads", "2", [](QuantizedRows* rows) { rows->heads = 1; });
+  refused("rows.head_size", "32", [](QuantizedRows* rows) { rows->head_size = 64; });
+  QuantizedRows longer = good;
+  longer.tokens = 5;
+  for (const int64_t first : {-1, 3}) {
+    expect_refused("first_token", std::to_string(first), [&] {
+      dequantize({.quantized = longer, .first_token = first, .rows = rows_.view()});
+    });
+  }
+  longer.tokens = 2;
+  expect_refused("rows.tokens", "3",
+                 [&] { dequantize({.quantized = longer, .rows = rows_.view()}); });
+}
+
 TEST_F(BadArguments, Slots) {
   indices_[1] = 64;
   expect_refused("slots[1]", "64", [&] { gather_blocks(gather()); });

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "implementations.h"
@@ -52,6 +53,30 @@ RowsView rows_in(const Guarded& memory, DataType dtype, int64_t tokens, int64_t 
           .head_size = head_size,
           .token_stride = head_size,
           .head_stride = head_size};
+}
+
+void use_quantization(const RowsView& from, const RowsView& to, GroupAxis axis, int bits,
+                      Guard guard) {
+  constexpr int64_t kGroupSize = 16;
+  const bool along_tokens = axis == GroupAxis::tokens;
+  const auto [length, width] = along_tokens ? std::pair(from.tokens, from.head_size)
+                                            : std::pair(from.head_size, from.tokens);
+  const int64_t in_word = 32 / bits;
+  const int64_t group_bytes = (length + kGroupSize - 1) / kGroupSize * width * 2;
+  const Guarded codes((length + in_word - 1) / in_word * width * 4, guard);
+  const Guarded scales(group_bytes, guard);
+  const Guarded zero_points(group_bytes, guard);
+  const QuantizedRows quantized = {.codes = reinterpret_cast<uint32_t*>(codes.data()),
+                                   .scales = reinterpret_cast<uint16_t*>(scales.data()),
+                                   .zero_points = reinterpret_cast<uint16_t*>(zero_points.data()),
+                                   .tokens = from.tokens,
+                                   .heads = 1,
+                                   .head_size = from.head_size,
+                                   .bits = bits,
+                                   .group_size = kGroupSize,
+                                   .axis = axis};
+  quantize({.rows = from, .out = quantized});
+  dequantize({.quantized = quantized, .rows = to});
 }
 
 void use_all_ops(DataType dtype, int64_t tokens, int64_t head_size, Guard guard) {
@@ -102,6 +127,9 @@ void use_all_ops(DataType dtype, int64_t tokens, int64_t head_size, Guard guard)
   }
   divergence(
       {.fresh = first, .cached = second, .out = reinterpret_cast<float*>(out_memory.data())});
+  for (const GroupAxis axis : {GroupAxis::tokens, GroupAxis::channels}) {
+    for (const int bits : {2, 4}) use_quantization(first, second, axis, bits, guard);
+  }
 }
 
 TEST_P(GuardedMemory, EveryOpStaysInside) {

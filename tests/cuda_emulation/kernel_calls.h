@@ -81,6 +81,14 @@ struct KernelCalls {
     const Run run;
     cuda::key_redundancy(params, scratch.workspace(), nullptr);
   }
+  static void quantize(const QuantizeParams& params) {
+    const Run run;
+    cuda::quantize(params, nullptr);
+  }
+  static void dequantize(const DequantizeParams& params) {
+    const Run run;
+    cuda::dequantize(params, nullptr);
+  }
   // As a layer alone, and as the second of two of which the first has nothing to move.
   static void compact(const CompactParams& params) {
     int64_t most_moves = 0;
@@ -119,6 +127,8 @@ struct KernelCalls {
     table.compact = compact;
     table.triattention_score = triattention_score;
     table.key_redundancy = key_redundancy;
+    table.quantize = quantize;
+    table.dequantize = dequantize;
     return table;
   }
   static constexpr cpu::KernelTable kTable = make_table();

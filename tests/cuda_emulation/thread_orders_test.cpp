@@ -192,6 +192,22 @@ class Problem {
     }
   }
 
+  void quantize_rows() {
+    for (const GroupAxis axis : {GroupAxis::tokens, GroupAxis::channels}) {
+      QuantizedRows quantized{.codes = codes_.data(),
+                              .scales = halves_.data(),
+                              .zero_points = halves_.data() + halves_.size() / 2,
+                              .tokens = kTokens,
+                              .heads = kHeads,
+                              .head_size = rows_.view().head_size,
+                              .bits = axis == GroupAxis::tokens ? 2 : 4,
+                              .group_size = 16,
+                              .axis = axis};
+      quantize({.rows = rows_.view(), .out = quantized});
+      dequantize({.quantized = quantized, .rows = more_rows_.view()});
+    }
+  }
+
   // Everything that an op may have written.
   std::vector<uint32_t> bits() const {
     std::vector<uint32_t> all;
@@ -212,6 +228,8 @@ class Problem {
       }
     }
     for (const float x : floats_) all.push_back(std::bit_cast<uint32_t>(x));
+    all.insert(all.end(), codes_.begin(), codes_.end());
+    all.insert(all.end(), halves_.begin(), halves_.end());
     return all;
   }
 
@@ -227,6 +245,8 @@ class Problem {
   RowsBuffer query_;
   CacheBuffer cache_;
   std::vector<float> floats_;
+  std::vector<uint32_t> codes_ = std::vector<uint32_t>(1024);
+  std::vector<uint16_t> halves_ = std::vector<uint16_t>(1024);
   std::vector<double> frequencies_;
   std::vector<int64_t> slots_;
   std::vector<int64_t> indices_;
@@ -266,6 +286,7 @@ TEST(EveryThreadOrder, Compact) { expect_same_in_every_order(&Problem::move); }
 TEST(EveryThreadOrder, ScoreKeys) { expect_same_in_every_order(&Problem::score); }
 TEST(EveryThreadOrder, AccumulateAttention) { expect_same_in_every_order(&Problem::accumulate); }
 TEST(EveryThreadOrder, KeyRedundancy) { expect_same_in_every_order(&Problem::find_redundancy); }
+TEST(EveryThreadOrder, Quantize) { expect_same_in_every_order(&Problem::quantize_rows); }
 TEST(EveryThreadOrder, TriattentionScore) {
   expect_same_in_every_order(&Problem::score_by_frequency);
 }

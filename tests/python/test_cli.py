@@ -36,6 +36,8 @@ def test_flags_become_settings():
         "1048576",
         "--store-directory",
         "/tmp/chunks",
+        "--store-bits",
+        "4",
         "--no-store-on-use",
         "--port",
         "8001",
@@ -49,6 +51,7 @@ def test_flags_become_settings():
             "store_on_use": False,
             "chunk_store_bytes": 1048576,
             "store_directory": "/tmp/chunks",
+            "chunk_store_bits": 4,
         }
     }
 

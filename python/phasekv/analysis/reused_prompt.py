@@ -151,9 +151,14 @@ def measure_prompt(
         stored = memory.store.get(chunk.key)
         if stored is None:
             raise InvalidArgumentError("parts", chunk.key, "chunks that this memory has encoded")
-        delta = torch.full((len(chunk.tokens),), begin - stored.position)
-        keys = torch.stack([rotated(one, delta, memory.rope) for one in stored.keys])
-        chunks.append(ReusedChunk(begin, begin + len(chunk.tokens), keys, stored.values))
+        count = len(chunk.tokens)
+        deltas = torch.full((count,), begin - stored.position)
+        if stored.quantization is not None:  # its keys have no rotation yet
+            deltas = torch.arange(begin, begin + count)
+        cached = [stored.rows(index, 0, count) for index in range(stored.keys.shape[0])]
+        keys = torch.stack([rotated(rows, deltas, memory.rope) for rows, _ in cached])
+        values = torch.stack([rows for _, rows in cached])
+        chunks.append(ReusedChunk(begin, begin + count, keys, values))
     scale = shape_of(memory.model).scale
     stacked = {name: torch.stack(kept) for name, kept in layers.items()}
     return ReusedPrompt(**stacked, chunks=tuple(chunks), scale=scale, rope=memory.rope)

@@ -32,6 +32,7 @@ _SETTINGS = (
     "chunk_store_bytes",
     "store_directory",
     "store_directory_bytes",
+    "chunk_store_bits",
     "session_bytes",
     "session_directory",
     "phases",
@@ -75,6 +76,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     store.add_argument("--store-directory", help="folder in which chunks are kept on disk as well")
     store.add_argument(
         "--store-directory-bytes", type=int, help="limit of that folder per worker, in bytes"
+    )
+    store.add_argument(
+        "--store-bits",
+        dest="chunk_store_bits",
+        type=int,
+        help="quantise stored chunks to 2 or 4 bits (default: keep them exactly)",
     )
     eviction = parser.add_argument_group("eviction, for requests that do not say themselves")
     eviction.add_argument(

@@ -70,10 +70,17 @@ class MemoryEngine:
         prompt is never split.
     store_bytes
         Memory for stored chunks.
+    store_bits
+        Bits that stored chunks are quantised to; None: they are kept exactly.
     """
 
     def __init__(
-        self, model: Path, *, max_tokens: int = 8192, store_bytes: int = 2 * _GIBIBYTE
+        self,
+        model: Path,
+        *,
+        max_tokens: int = 8192,
+        store_bytes: int = 2 * _GIBIBYTE,
+        store_bits: int | None = None,
     ) -> None:
         prepare_environment()
         from vllm import LLM
@@ -89,7 +96,11 @@ class MemoryEngine:
             disable_log_stats=True,
             use_tqdm_on_load=False,
             additional_config={
-                "phasekv": {"chunk_store_bytes": store_bytes, "store_on_use": False}
+                "phasekv": {
+                    "chunk_store_bytes": store_bytes,
+                    "chunk_store_bits": store_bits,
+                    "store_on_use": False,
+                }
             },
         )
         core = self._llm.llm_engine.engine_core.engine_core

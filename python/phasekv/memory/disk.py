@@ -19,7 +19,7 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +32,8 @@ import torch
 from phasekv.errors import InvalidArgumentError
 from phasekv.memory.chunk import StoredChunk
 from phasekv.memory.keys import ChunkKey, ModelIdentity, int32_tokens
+from phasekv.memory.quantized_tensor import QuantizedTensor
+from phasekv.quantization import GroupAxis, Quantization
 
 logger = logging.getLogger("phasekv")
 
@@ -39,8 +41,15 @@ FORMAT = "phasekv chunk"
 FORMAT_VERSION = "1"
 """Of the files. Files of another format or version are left alone and not read."""
 
-_DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_DTYPE_NAMES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+}
 """As safetensors calls them."""
+
+_CHUNK_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 _SUFFIX = ".safetensors"
 _TEMPORARY_SUFFIX = ".tmp"
@@ -92,10 +101,10 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return data
 
 
-def _tensor_checksum(keys: torch.Tensor, values: torch.Tensor) -> str:
+def _tensor_checksum(tensors: Iterable[torch.Tensor]) -> str:
     """SHA-256 of the bytes, which processors have instructions for."""
     checksum = hashlib.sha256()
-    for tensor in (keys, values):
+    for tensor in tensors:
         checksum.update(_bytes_of(tensor))
     return checksum.hexdigest()
 
@@ -341,6 +350,9 @@ class DiskTier:
 
     def _misfit(self, chunk: StoredChunk) -> str | None:
         """What a chunk would have to be to belong to this model, None if it does."""
+        name = "" if chunk.quantization is None else chunk.quantization.name
+        if name != self.identity.quantization:
+            return f"quantization {self.identity.quantization!r}, found {name!r}"
         layers, _, kv_heads, head_size = chunk.keys.shape
         found = (str(chunk.keys.dtype).removeprefix("torch."), layers, kv_heads, head_size)
         expected = (
@@ -351,8 +363,8 @@ class DiskTier:
         )
         if found != expected:
             return f"dtype, layers, KV heads, head size {expected}, found {found}"
-        if chunk.keys.dtype not in _DTYPE_NAMES:
-            return f"one of the dtypes {[str(dtype) for dtype in _DTYPE_NAMES]}"
+        if chunk.keys.dtype not in _CHUNK_DTYPES:
+            return f"one of the dtypes {[str(dtype) for dtype in _CHUNK_DTYPES]}"
         return None
 
     def _serialize(self, chunk: StoredChunk) -> list[bytes | memoryview]:
@@ -360,7 +372,7 @@ class DiskTier:
 
         The format is simple, and the library's own writer copies the tensors twice.
         """
-        tensors = {"keys": chunk.keys.contiguous(), "values": chunk.values.contiguous()}
+        tensors = {name: part.contiguous() for name, part in chunk.parts.items()}
         metadata = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -369,8 +381,11 @@ class DiskTier:
             "key": chunk.key,
             "tokens": json.dumps(chunk.tokens.tolist(), separators=(",", ":")),
             "position": str(chunk.position),
-            "checksum": _tensor_checksum(**tensors),
+            "checksum": _tensor_checksum(tensors.values()),
         }
+        if chunk.quantization is not None:
+            metadata["bits"] = str(chunk.quantization.bits)
+            metadata["group_size"] = str(chunk.quantization.group_size)
         metadata["header_checksum"] = _header_checksum(metadata)
         entries: dict[str, object] = {"__metadata__": metadata}
         offset = 0
@@ -403,17 +418,33 @@ class DiskTier:
         scanned = self._check_metadata(metadata)
         try:
             tensors = safetensors.torch.load(data)
-            chunk = StoredChunk(
-                scanned.key, scanned.tokens, scanned.position, tensors["keys"], tensors["values"]
-            )
+            keys, values = self._keys_and_values(tensors, metadata, scanned.tokens.size)
+            chunk = StoredChunk(scanned.key, scanned.tokens, scanned.position, keys, values)
         except (safetensors.SafetensorError, InvalidArgumentError, KeyError, ValueError) as error:
             raise _UnreadableError(f"its tensors are damaged ({error})") from error
         problem = self._misfit(chunk)
         if problem is not None:
             raise _UnreadableError(f"its tensors do not fit the model: {problem}")
-        if _tensor_checksum(chunk.keys, chunk.values) != metadata.get("checksum"):
+        if _tensor_checksum(chunk.parts.values()) != metadata.get("checksum"):
             raise _UnreadableError("the checksum of its tensors is wrong")
         return chunk
+
+    def _keys_and_values(
+        self, tensors: dict[str, torch.Tensor], metadata: dict[str, str], tokens: int
+    ) -> tuple[torch.Tensor | QuantizedTensor, torch.Tensor | QuantizedTensor]:
+        """A file's tensors: exact ones, or the parts of quantised ones."""
+        if "bits" not in metadata:
+            return tensors["keys"], tensors["values"]
+        quantization = Quantization(int(metadata["bits"]), int(metadata["group_size"]))
+        model = self.identity
+        shape = (model.num_layers, tokens, model.local_kv_heads, model.head_size)
+        dtype = getattr(torch, model.dtype.removeprefix("torch."))
+
+        def quantized(name: str, axis: GroupAxis) -> QuantizedTensor:
+            parts = (tensors[f"{name}.{part}"] for part in ("codes", "scales", "zero_points"))
+            return QuantizedTensor(quantization, axis, shape, dtype, *parts)
+
+        return quantized("keys", "tokens"), quantized("values", "channels")
 
     def _write(self, path: Path, parts: list[bytes | memoryview]) -> None:
         """Write a whole file or none; nobody else may read it (mode 0600)."""

@@ -15,7 +15,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any, NewType
 
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phasekv.errors import InvalidArgumentError
+from phasekv.quantization import Quantization
 
 ChunkKey = NewType("ChunkKey", str)
 """A chunk's content key: 64 hexadecimal digits (256 bits)."""
@@ -48,6 +49,7 @@ class _Tag(IntEnum):
     IDENTITY = 9
     SALT = 10
     TOKENS = 11
+    QUANTIZATION = 12
 
 
 class _FieldHash:
@@ -129,6 +131,9 @@ class ModelIdentity:
         Name and number of a LoRA adapter, empty without one.
     tensor_parallel_size : int
         Ranks the heads are spread over. With more ranks than heads, each rank holds one.
+    quantization : str
+        How chunks are kept (``Quantization.name``), empty where they are exact. Chunks of one
+        precision are a miss for a store of another.
     """
 
     model: str
@@ -139,6 +144,7 @@ class ModelIdentity:
     head_size: int
     adapter: str = ""
     tensor_parallel_size: int = 1
+    quantization: str = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -154,6 +160,10 @@ class ModelIdentity:
         """KV heads that one rank holds."""
         return max(1, self.num_kv_heads // self.tensor_parallel_size)
 
+    def quantized(self, quantization: Quantization | None) -> ModelIdentity:
+        """The identity of this model's chunks in a store of this precision."""
+        return replace(self, quantization="" if quantization is None else quantization.name)
+
     def digest(self) -> bytes:
         """Fingerprint of all fields, 32 bytes."""
         field_hash = _FieldHash(b"phasekv model")
@@ -165,6 +175,8 @@ class ModelIdentity:
         field_hash.add(_Tag.HEAD_SIZE, self.head_size)
         field_hash.add(_Tag.ADAPTER, self.adapter)
         field_hash.add(_Tag.TENSOR_PARALLEL_SIZE, self.tensor_parallel_size)
+        if self.quantization:  # exact chunks keep the keys that they had before there were others
+            field_hash.add(_Tag.QUANTIZATION, self.quantization)
         return field_hash.digest()
 
 

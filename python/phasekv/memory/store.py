@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from phasekv.errors import InvalidArgumentError
 from phasekv.memory.chunk import StoredChunk
+from phasekv.memory.chunk_quantizer import ChunkQuantizer
 from phasekv.memory.disk import DiskTier
 from phasekv.memory.keys import ChunkKey
 
@@ -66,13 +67,26 @@ class ChunkStore:
         Where chunks go as well.
     write_behind : bool
         Whether a thread writes to the disk.
+    quantizer : ChunkQuantizer | None
+        Chunks are quantised when they are put, and kept so in memory and on disk; None keeps them
+        exact. The disk tier's identity must say the same.
     """
 
     def __init__(
-        self, capacity_bytes: int, disk: DiskTier | None = None, write_behind: bool = False
+        self,
+        capacity_bytes: int,
+        disk: DiskTier | None = None,
+        write_behind: bool = False,
+        quantizer: ChunkQuantizer | None = None,
     ) -> None:
         if capacity_bytes < 0:
             raise InvalidArgumentError("capacity_bytes", str(capacity_bytes), "at least 0")
+        name = "" if quantizer is None else quantizer.quantization.name
+        if disk is not None and disk.identity.quantization != name:
+            raise InvalidArgumentError(
+                "quantization", repr(name), f"as the disk tier's: {disk.identity.quantization!r}"
+            )
+        self._quantizer = quantizer
         self.capacity_bytes = capacity_bytes
         self.disk = disk
         self._lock = threading.RLock()
@@ -135,7 +149,7 @@ class ChunkStore:
         Parameters
         ----------
         chunk : StoredChunk
-            Copied only if its tensors are views of something larger.
+            Copied only if its tensors are views of something larger, or to be quantised.
         replace : bool
             Put it in the place of a chunk of the same key, unless that is pinned. Otherwise the
             first one stays, and nothing happens.
@@ -149,6 +163,8 @@ class ChunkStore:
         if replace:
             self.drop(chunk.key)
         if not self.contains(chunk.key):
+            if self._quantizer is not None:
+                chunk = self._quantizer(chunk)
             self._store(chunk.compact())
         with self._lock:
             # A chunk that was stored again meanwhile is not gone.

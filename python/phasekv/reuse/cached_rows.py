@@ -42,7 +42,9 @@ class CachedSegment:
 
     @property
     def delta(self) -> int:
-        """Positions by which the cached keys are moved."""
+        """Positions by which the rows that are read of the chunk are moved."""
+        if self.chunk.quantization is not None:
+            return 0  # they are rotated to their place as they are dequantised
         return self.begin - (self.chunk.position + self.chunk_offset)
 
 
@@ -116,22 +118,31 @@ class CachedRows:
         return self.key_probe | self.value_probe
 
     def _cached(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stored keys and values of one layer, [tokens, kv heads, head size] each."""
-        parts = [
-            (segment.chunk, segment.chunk_offset, segment.chunk_offset + segment.tokens)
-            for segment in self.segments
-        ]
-        if len(parts) == 1:
-            chunk, begin, end = parts[0]
-            return self._here(chunk.keys[layer, begin:end], chunk.values[layer, begin:end])
+        """Stored keys and values of one layer, [tokens, kv heads, head size] each.
+
+        Keys are rotated to ``delta`` positions before their place in the prompt.
+        """
+        first = self.segments[0]
+        if len(self.segments) == 1 and first.chunk.quantization is None:
+            begin, end = first.chunk_offset, first.chunk_offset + first.tokens
+            return self._here(*first.chunk.rows(layer, begin, end))
         if self._joined is None:
             # One buffer for all layers: it stays in the processor's cache, fresh memory would not.
-            chunk = self.segments[0].chunk
-            self._joined = chunk.keys.new_empty(2, len(self.rows), *chunk.keys.shape[2:])
+            shape = (2, len(self.rows), *first.chunk.keys.shape[2:])
+            self._joined = torch.empty(shape, dtype=first.chunk.keys.dtype)
         keys, values = self._joined
-        torch.cat([chunk.keys[layer, begin:end] for chunk, begin, end in parts], out=keys)
-        torch.cat([chunk.values[layer, begin:end] for chunk, begin, end in parts], out=values)
-        return self._here(keys, values)
+        lengths = [segment.tokens for segment in self.segments]
+        for segment, key_rows, value_rows in zip(
+            self.segments, keys.split(lengths), values.split(lengths), strict=True
+        ):
+            segment.chunk.read(layer, segment.chunk_offset, key_rows, value_rows)
+        keys, values = self._here(keys, values)
+        if first.chunk.quantization is not None:  # one store's chunks are all alike
+            stream = current_stream(self._device)
+            _core.rotate_keys(
+                keys=keys, deltas=self._positions, rope=self._rope, out=keys, stream=stream
+            )
+        return keys, values
 
     def _here(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Chunks are kept on the CPU; on a device they are copied there, layer by layer."""

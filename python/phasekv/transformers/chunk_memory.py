@@ -15,10 +15,12 @@ from phasekv import _core
 from phasekv._core import Method
 from phasekv.errors import InvalidArgumentError
 from phasekv.memory.chunk import StoredChunk
+from phasekv.memory.chunk_quantizer import ChunkQuantizer
 from phasekv.memory.disk import DiskTier
 from phasekv.memory.keys import ChunkKey, ModelIdentity, chunk_key, int32_tokens
 from phasekv.memory.store import ChunkStore
 from phasekv.memory.weights import identity_of_weights, weights_fingerprint
+from phasekv.quantization import Quantization
 from phasekv.reuse.cached_rows import CachedRows, CachedSegment
 from phasekv.reuse.choice import MethodChoice, parse_choice
 from phasekv.reuse.function_method import FunctionMethod
@@ -86,6 +88,8 @@ class ChunkMemory:
         Memory for chunks.
     directory : Path or str or None
         Where chunks are also kept on disk; None: only in memory.
+    bits : int or None
+        Chunks are quantised to so many bits, 2 or 4; None: they are kept exactly.
 
     Raises
     ------
@@ -100,15 +104,18 @@ class ChunkMemory:
         *,
         store_bytes: int = GIBIBYTE,
         directory: Path | str | None = None,
+        bits: int | None = None,
     ) -> None:
+        quantization = None if bits is None else Quantization(bits)
         check_family(model)
         self._model = model
         self._tokenizer = tokenizer
         self._shape = shape_of(model)
         self._rope = rope_of_model(model, self._shape)
-        self.identity = identity_of(model, self._shape)
+        self.identity = identity_of(model, self._shape).quantized(quantization)
         disk = None if directory is None else DiskTier(str(directory), self.identity, rank=0)
-        self.store = ChunkStore(store_bytes, disk)
+        quantizer = None if quantization is None else ChunkQuantizer(quantization, self._rope)
+        self.store = ChunkStore(store_bytes, disk, quantizer=quantizer)
 
     @property
     def model(self) -> Any:
@@ -306,7 +313,7 @@ class ChunkMemory:
 
 
 def identity_of(model: Any, shape: ModelShape) -> ModelIdentity:
-    """What every chunk key of the model is tagged with; the same as in vLLM."""
+    """The model, as everything that is kept of it is tagged; the same as in vLLM."""
     return identity_of_weights(
         weights_fingerprint(model.config._name_or_path, None, None),
         model.config.get_text_config(decoder=True),

@@ -1,4 +1,4 @@
-"""What eviction has to know of a transformers model, and which models it refuses."""
+"""What PhaseKV's caches have to know of a transformers model, and which models it refuses."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def shape_of(model: Any) -> ModelShape:
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or [])
     if not kinds and window is not None:
-        raise UnsupportedError("sliding_window", str(window), "only full attention is evicted")
+        raise UnsupportedError("sliding_window", str(window), "only full attention is taken")
     if kinds - {"full_attention"}:
-        raise UnsupportedError("layer_types", str(sorted(kinds)), "only full attention is evicted")
+        raise UnsupportedError("layer_types", str(sorted(kinds)), "only full attention is taken")
     if getattr(config, "attn_logit_softcapping", None) is not None:
         raise UnsupportedError(
             "attn_logit_softcapping", str(config.attn_logit_softcapping), "logits may not be capped"
@@ -57,7 +57,7 @@ def shape_of(model: Any) -> ModelShape:
             "model", model.config.model_type, "its attention layers are not all of one kind"
         )
     if model.device.type != "cpu":
-        raise MissingCapabilityError("device", str(model.device), "eviction runs on the CPU")
+        raise MissingCapabilityError("device", str(model.device), "PhaseKV's caches are on the CPU")
     ((scale, head_size),) = sizes
     return ModelShape(
         layers=config.num_hidden_layers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from phasekv.errors import InvalidArgumentError
 from phasekv.eviction.settings import EvictionChoice, parse_engine_choice
@@ -13,6 +14,7 @@ from phasekv.fields import (
     optional_text,
     refuse_unknown,
 )
+from phasekv.quantization import Quantization
 from phasekv.reuse.choice import METHOD_FIELDS, MethodChoice, parse_choice
 
 GIBIBYTE = 1 << 30
@@ -38,6 +40,8 @@ class PhaseKVConfig:
         Where chunks are also kept on disk; None: only in memory.
     store_directory_bytes : int or None
         Limit of that directory per worker; None: no limit.
+    chunk_store_bits : int or None
+        Bits that stored chunks are quantised to, 2 or 4; None: they are kept exactly.
     eviction : EvictionChoice or None
         Policy, budget and stride of every request that does not say otherwise; None: nothing is
         evicted.
@@ -56,10 +60,16 @@ class PhaseKVConfig:
     chunk_store_bytes: int = 1 * GIBIBYTE
     store_directory: str | None = None
     store_directory_bytes: int | None = None
+    chunk_store_bits: int | None = None
     eviction: EvictionChoice | None = None
     session_bytes: int = 1 * GIBIBYTE
     session_directory: str | None = None
     phases: str | None = None
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How stored chunks are kept; None: exactly."""
+        return None if self.chunk_store_bits is None else Quantization(self.chunk_store_bits)
 
     @classmethod
     def parse(cls, settings: object) -> PhaseKVConfig:
@@ -83,6 +93,7 @@ class PhaseKVConfig:
             chunk_store_bytes=integer(settings, "chunk_store_bytes", defaults.chunk_store_bytes, 0),
             store_directory=optional_text(settings, "store_directory"),
             store_directory_bytes=optional_integer(settings, "store_directory_bytes", 0),
+            chunk_store_bits=_bits(settings, "chunk_store_bits"),
             eviction=parse_engine_choice(settings.get("eviction")),
             session_bytes=integer(settings, "session_bytes", defaults.session_bytes, 0),
             session_directory=optional_text(settings, "session_directory"),
@@ -100,3 +111,10 @@ def one_pass(choice: MethodChoice) -> MethodChoice:
             "the question through it beforehand, which phasekv.transformers can do",
         )
     return choice
+
+
+def _bits(settings: dict[str, Any], key: str) -> int | None:
+    value = settings.get(key)
+    if value is not None and (isinstance(value, bool) or value not in (2, 4)):
+        raise InvalidArgumentError(key, repr(value), "2 or 4, or null to keep chunks exactly")
+    return value

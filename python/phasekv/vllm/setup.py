@@ -11,6 +11,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from phasekv import _core
 from phasekv.calibration import Calibration, load_calibration
 from phasekv.errors import UnsupportedError
+from phasekv.memory.chunk_quantizer import ChunkQuantizer
 from phasekv.memory.disk import DiskTier
 from phasekv.memory.keys import ModelIdentity, chunk_key
 from phasekv.memory.session_files import SessionFiles
@@ -61,7 +62,7 @@ def loaded_config() -> Any:
 
 
 def identity_of(vllm_config: Any) -> ModelIdentity:
-    """What every chunk key of this engine is tagged with."""
+    """The model, as everything that is kept of it is tagged."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     return identity_of_weights(
         weights_fingerprint(model.model, model.revision, model.quantization),
@@ -76,7 +77,7 @@ def identity_of(vllm_config: Any) -> ModelIdentity:
 def build_planner(vllm_config: Any) -> ReusePlanner:
     """The scheduler side. Chunks that are on disk already can be found by content at once."""
     config = config_of(vllm_config)
-    identity = identity_of(vllm_config)
+    identity = identity_of(vllm_config).quantized(config.quantization)
     planner = ReusePlanner(config, identity, vllm_config.cache_config.block_size)
     disk = _disk_tier(config, identity, rank=0)
     if disk is not None and config.auto:
@@ -114,9 +115,12 @@ def build_worker(vllm_config: Any, kv_caches: dict[str, torch.Tensor]) -> ReuseW
     group = get_tp_group()
     local_heads = next(iter(layers.values()))[1].num_heads
     copies = max(1, local_heads * group.world_size // model_config.get_total_num_kv_heads())
+    quantization = config.quantization
+    identity = identity_of(vllm_config).quantized(quantization)
     store = ChunkStore(
         config.chunk_store_bytes,
-        _disk_tier(config, identity_of(vllm_config), rank=group.rank_in_group),
+        _disk_tier(config, identity, rank=group.rank_in_group),
+        quantizer=None if quantization is None else ChunkQuantizer(quantization, rope),
     )
     return ReuseWorker(hooks, rope, store, layers, block_size, dtype, Ranks(group, copies))
 

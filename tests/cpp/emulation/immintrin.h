@@ -71,6 +71,10 @@ static inline __m512 mul_ps(__m512 a, __m512 b) {
   const Floats x(a), y(b);
   return each([&](int i) { return x.lane[i] * y.lane[i]; });
 }
+static inline __m512 div_ps(__m512 a, __m512 b) {
+  const Floats x(a), y(b);
+  return each([&](int i) { return x.lane[i] / y.lane[i]; });
+}
 // With -mfma these are the processor's own, rounded once.
 static inline __m512 fmadd_ps(__m512 a, __m512 b, __m512 c) {
   const Floats x(a), y(b), z(c);
@@ -152,8 +156,26 @@ static inline __m512i slli_epi32(__m512i a, unsigned count) {
   const Ints x(a);
   return each_int([&](int i) { return static_cast<uint32_t>(x.lane[i]) << count; });
 }
+// Counts of 32 and more shift everything out.
+static inline __m512i srlv_epi32(__m512i a, __m512i counts) {
+  const Ints x(a), n(counts);
+  return each_int([&](int i) {
+    const auto count = static_cast<uint32_t>(n.lane[i]);
+    return count > 31 ? 0U : static_cast<uint32_t>(x.lane[i]) >> count;
+  });
+}
 
 // ---- conversions
+
+static inline __m512 cvtepi32_ps(__m512i a) {
+  const Ints x(a);
+  return each([&](int i) { return static_cast<float>(x.lane[i]); });
+}
+// src/cpu only converts whole numbers.
+static inline __m512i cvtps_epi32(__m512 a) {
+  const Floats x(a);
+  return each_int([&](int i) { return static_cast<int32_t>(x.lane[i]); });
+}
 
 static inline __m512i cvtepu16_epi32(__m256i a) {
   const Halves x(a);
@@ -212,6 +234,16 @@ static inline __m512i loadu_si512(const void* p) {
   std::memcpy(to.lane, p, sizeof to.lane);
   return to;
 }
+static inline __m512i maskz_loadu_epi32(__mmask16 mask, const void* p) {
+  return each_int([&](int i) { return has(mask, i) ? static_cast<const uint32_t*>(p)[i] : 0U; });
+}
+static inline void mask_storeu_epi32(void* p, __mmask16 mask, __m512i a) {
+  const Ints x(a);
+  for (int i = 0; i < 16; ++i) {
+    if (has(mask, i)) static_cast<uint32_t*>(p)[i] = static_cast<uint32_t>(x.lane[i]);
+  }
+}
+static inline void storeu_si512(void* p, __m512i a) { std::memcpy(p, &a, sizeof a); }
 static inline void storeu_ps(void* p, __m512 a) { std::memcpy(p, &a, sizeof a); }
 static inline __m512 maskz_loadu_ps(__mmask16 mask, const void* p) {
   return each([&](int i) { return has(mask, i) ? static_cast<const float*>(p)[i] : 0.0F; });
@@ -298,17 +330,22 @@ static inline To cast(From a) {
 #undef _mm512_castsi512_ps
 #undef _mm512_cmp_ps_mask
 #undef _mm512_cvtepi32_epi16
+#undef _mm512_cvtepi32_ps
 #undef _mm512_cvtepu16_epi32
 #undef _mm512_cvtneps_pbh
 #undef _mm512_cvtph_ps
+#undef _mm512_cvtps_epi32
 #undef _mm512_cvtps_ph
+#undef _mm512_div_ps
 #undef _mm512_extractf64x4_pd
 #undef _mm512_fmadd_ps
 #undef _mm512_fnmadd_ps
 #undef _mm512_loadu_ps
 #undef _mm512_loadu_si512
 #undef _mm512_mask_mov_epi32
+#undef _mm512_mask_storeu_epi32
 #undef _mm512_mask_storeu_ps
+#undef _mm512_maskz_loadu_epi32
 #undef _mm512_maskz_loadu_ps
 #undef _mm512_maskz_mov_ps
 #undef _mm512_max_ps
@@ -326,7 +363,9 @@ static inline To cast(From a) {
 #undef _mm512_slli_epi32
 #undef _mm512_sqrt_ps
 #undef _mm512_srli_epi32
+#undef _mm512_srlv_epi32
 #undef _mm512_storeu_ps
+#undef _mm512_storeu_si512
 #undef _mm512_sub_ps
 #undef _mm512_unpackhi_ps
 #undef _mm512_unpacklo_ps
@@ -343,17 +382,22 @@ static inline To cast(From a) {
 #define _mm512_castsi512_ps phasekv_emulation::cast<__m512, __m512i>
 #define _mm512_cmp_ps_mask phasekv_emulation::cmp_ps_mask
 #define _mm512_cvtepi32_epi16 phasekv_emulation::cvtepi32_epi16
+#define _mm512_cvtepi32_ps phasekv_emulation::cvtepi32_ps
 #define _mm512_cvtepu16_epi32 phasekv_emulation::cvtepu16_epi32
 #define _mm512_cvtneps_pbh phasekv_emulation::cvtneps_pbh
 #define _mm512_cvtph_ps phasekv_emulation::cvtph_ps
+#define _mm512_cvtps_epi32 phasekv_emulation::cvtps_epi32
 #define _mm512_cvtps_ph phasekv_emulation::cvtps_ph
+#define _mm512_div_ps phasekv_emulation::div_ps
 #define _mm512_extractf64x4_pd phasekv_emulation::extractf64x4_pd
 #define _mm512_fmadd_ps phasekv_emulation::fmadd_ps
 #define _mm512_fnmadd_ps phasekv_emulation::fnmadd_ps
 #define _mm512_loadu_ps phasekv_emulation::loadu_ps
 #define _mm512_loadu_si512 phasekv_emulation::loadu_si512
 #define _mm512_mask_mov_epi32 phasekv_emulation::mask_mov_epi32
+#define _mm512_mask_storeu_epi32 phasekv_emulation::mask_storeu_epi32
 #define _mm512_mask_storeu_ps phasekv_emulation::mask_storeu_ps
+#define _mm512_maskz_loadu_epi32 phasekv_emulation::maskz_loadu_epi32
 #define _mm512_maskz_loadu_ps phasekv_emulation::maskz_loadu_ps
 #define _mm512_maskz_mov_ps phasekv_emulation::maskz_mov_ps
 #define _mm512_max_ps phasekv_emulation::max_ps
@@ -371,7 +415,9 @@ static inline To cast(From a) {
 #define _mm512_slli_epi32 phasekv_emulation::slli_epi32
 #define _mm512_sqrt_ps phasekv_emulation::sqrt_ps
 #define _mm512_srli_epi32 phasekv_emulation::srli_epi32
+#define _mm512_srlv_epi32 phasekv_emulation::srlv_epi32
 #define _mm512_storeu_ps phasekv_emulation::storeu_ps
+#define _mm512_storeu_si512 phasekv_emulation::storeu_si512
 #define _mm512_sub_ps phasekv_emulation::sub_ps
 #define _mm512_unpackhi_ps phasekv_emulation::unpackhi_ps
 #define _mm512_unpacklo_ps phasekv_emulation::unpacklo_ps

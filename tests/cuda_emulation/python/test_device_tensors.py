@@ -68,6 +68,9 @@ class Problem:
         self.query = numbers(TOKENS, HEADS * GROUP, SIZE)
         self.floats = numbers(4, HEADS, SIZE)
         self.scores = torch.zeros(2, HEADS, TOKENS)
+        self.codes = torch.arange(TOKENS * HEADS * SIZE // 16, dtype=torch.int32) * 7919
+        self.codes = self.codes.view(TOKENS, HEADS, SIZE // 16)
+        self.halves = numbers(2, TOKENS, HEADS, SIZE // 32).half()
         self.slots = torch.arange(TOKENS) * 4
         self.order = torch.arange(TOKENS)
         self.starts = torch.tensor([0, 3, TOKENS])
@@ -78,7 +81,8 @@ class Problem:
 
     def outputs(self) -> list[torch.Tensor]:
         """Everything that an op may have written."""
-        return [self.blocks, self.more_rows, self.query, self.floats, self.scores]
+        written = [self.blocks, self.more_rows, self.query, self.floats, self.scores]
+        return [*written, self.codes, self.halves]
 
 
 def gather(p: Problem) -> None:
@@ -201,6 +205,25 @@ def find_redundancy(p: Problem) -> None:
     )
 
 
+def quantized(p: Problem) -> dict[str, Any]:
+    return {
+        "codes": p.place(p.codes),
+        "scales": p.place(p.halves[0]),
+        "zero_points": p.place(p.halves[1]),
+        "bits": 2,
+        "group_size": 32,
+        "axis": "channels",
+    }
+
+
+def quantize(p: Problem) -> None:
+    _core.quantize(rows=p.place(p.rows), **quantized(p))
+
+
+def dequantize(p: Problem) -> None:
+    _core.dequantize(**quantized(p), tokens=TOKENS, out=p.place(p.more_rows))
+
+
 OPS = [
     gather,
     scatter,
@@ -214,6 +237,8 @@ OPS = [
     accumulate,
     score_by_frequency,
     find_redundancy,
+    quantize,
+    dequantize,
 ]
 
 

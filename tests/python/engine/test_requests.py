@@ -56,6 +56,7 @@ def test_bad_parameters_are_refused_by_name(engine, parameters, field, value):
         ({"auto": "yes"}, "auto"),
         ({"auto_min_tokens": 2}, "auto_min_tokens"),
         ({"chunk_store_bytes": -1}, "chunk_store_bytes"),
+        ({"chunk_store_bits": 3}, "chunk_store_bits"),
         ({"store_directory": 7}, "store_directory"),
         ({"store_on_use": 1}, "store_on_use"),
         ("phaseshift", "phasekv"),

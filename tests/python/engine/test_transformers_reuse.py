@@ -60,10 +60,10 @@ class _Store:
 
 @pytest.fixture(scope="module")
 def make_case(model_folder):
-    def make(family="llama", rope="default", seed=100, directory=None):
+    def make(family="llama", rope="default", seed=100, **options):
         folder = model_folder(family, rope)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        memory = Memory(model, None, directory=directory)
+        memory = Memory(model, None, **options)
         return memory, ReuseCase(_Store(memory), folder, seed)
 
     return make
@@ -148,6 +148,34 @@ def test_prophetkv_wants_a_question(case):
         memory.prefill(memory.parts(prompt)[:-1], method="prophetkv")
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_quantised_chunks_are_what_the_methods_work_with(make_case, bits):
+    """The reference is given what is left of the chunks; nothing else may differ."""
+    memory, prompt = make_case(seed=300 + bits, bits=bits)
+    cached = [(begin, dequantised(memory, prompt, begin, chunk)) for begin, chunk in prompt.cached]
+    for method in ("full_reuse", "cacheblend", "agentkvshift", "phaseshift"):
+        setting = {"method": method, "ratio": 0.2}
+        expected, _ = prompt.reference.run(prompt.tokens, cached, Setting(**setting))
+        exact, _ = prompt.reference.run(prompt.tokens, prompt.cached, Setting(**setting))
+        logprobs, report = memory.logprobs(prompt, **setting)
+        assert report["chunks_found"] == 3
+        torch.testing.assert_close(logprobs.double(), expected, atol=2e-3, rtol=0)
+        assert (expected - exact).abs().max() > 0.02
+    with pytest.raises(InvalidArgumentError, match="bits"):
+        Memory(memory._model, None, bits=3)
+
+
+def dequantised(memory, prompt, begin, chunk):
+    """A stored chunk's rows; the reference, too, has keys without rotation."""
+    end = begin + chunk.keys.shape[1]
+    stored = memory.store.get(memory.chunks[tuple(prompt.tokens[begin:end])].key)
+    assert stored.quantization is not None
+    layers = [stored.rows(layer, 0, end - begin) for layer in range(chunk.keys.shape[0])]
+    keys = [keys.double() for keys, _ in layers]
+    values = [values.double() for _, values in layers]
+    return type(chunk)(torch.stack(keys), torch.stack(values))
+
+
 def wait_for_files(folder, count):
     """A worker writes chunks beside its steps."""
     for _ in range(600):
@@ -157,11 +185,12 @@ def wait_for_files(folder, count):
     pytest.fail(f"{count} chunks were not written")
 
 
-def test_one_store_on_disk_serves_both_engines(make_case, start_engine, tmp_path):
+@pytest.mark.parametrize("bits", [None, 2])
+def test_one_store_on_disk_serves_both_engines(make_case, start_engine, tmp_path, bits):
     """Encoded here, found by vLLM; and the other way round."""
-    memory, prompt = make_case(seed=400, directory=tmp_path)
+    memory, prompt = make_case(seed=400, directory=tmp_path, bits=bits)
     memory.store.flush()
-    engine = start_engine(phasekv={"store_directory": str(tmp_path)})
+    engine = start_engine(phasekv={"store_directory": str(tmp_path), "chunk_store_bits": bits})
     answer = engine.one(prompt.tokens, chunks=prompt.ranges, method="phaseshift", ratio=0.2)
     assert answer.report["chunks_found"] == 3
     ours, report = memory.logprobs(prompt, method="phaseshift", ratio=0.2)
@@ -171,7 +200,7 @@ def test_one_store_on_disk_serves_both_engines(make_case, start_engine, tmp_path
     engine.store(note)
     wait_for_files(tmp_path, 4)
     engine.close()
-    again = Memory(memory._model, None, directory=tmp_path)
+    again = Memory(memory._model, None, directory=tmp_path, bits=bits)
     prefill = again.prefill([[5, 6], Chunk(tuple(note), again.encode(note).key), [7, 8]])
     assert prefill.report["chunks_found"] == 1
     assert again.store.statistics().disk_hits == 1

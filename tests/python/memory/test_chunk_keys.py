@@ -51,6 +51,7 @@ def test_key_depends_on_the_numbers_and_not_on_their_container(tokens: Sequence[
         ("head_size", 8),
         ("adapter", "lora:1"),
         ("tensor_parallel_size", 2),
+        ("quantization", "kivi-2-32"),
     ],
 )
 def test_every_field_of_the_model_changes_the_key(field: str, value: str | int) -> None:
