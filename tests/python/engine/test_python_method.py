@@ -1,4 +1,4 @@
-"""A reuse method written in Python: what the same rule in C++ gives."""
+"""A reuse method written in Python: in both engines what the same rule in C++ gives."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from reuse_case import ReuseCase
 from test_transformers_reuse import Memory, _Store
 from transformers import AutoModelForCausalLM
+from vllm.exceptions import VLLMValidationError
 
 from phasekv.errors import InvalidArgumentError
 from phasekv.reuse.choice import MethodChoice, parse_choice
@@ -64,6 +65,37 @@ def test_a_mistake_recomputes_everything_and_is_told(memory, function, says):
     torch.testing.assert_close(ours, exact, atol=1e-4, rtol=0)
     assert says in report["failure"]
     assert report["tokens_reused"] == 0
+
+
+def test_in_vllm_it_equals_the_method_in_cpp(start_engine):
+    twins = {}
+    for function, twin in TWINS.items():
+        engine = start_engine(phasekv={"function": f"python_methods:{function}"})
+        case = ReuseCase(engine, engine.folder, seed=100)
+        expected = engine.one(case.tokens, chunks=case.ranges, method=twin, ratio=0.2)
+        ours = engine.one(case.tokens, chunks=case.ranges, method="function", ratio=0.2)
+        torch.testing.assert_close(ours.logprobs, expected.logprobs, atol=1e-5, rtol=0)
+        assert ours.report == {**expected.report, "method": "function"}
+        twins[function] = ours.logprobs
+        engine.close()
+    assert (twins["two_sets"] - twins["like_phaseshift"]).abs().max() > 1e-2
+
+
+def test_vllm_survives_a_mistake_and_refuses_another_function(start_engine):
+    engine = start_engine(phasekv={"method": "function", "function": "python_methods:raises"})
+    case = ReuseCase(engine, engine.folder, seed=100)
+    ours = engine.one(case.tokens, chunks=case.ranges)
+    exact = engine.one(case.tokens, chunks=case.ranges, method="full_recompute")
+    torch.testing.assert_close(ours.logprobs, exact.logprobs, atol=1e-4, rtol=0)
+    assert "no idea" in ours.report["failure"]
+    assert "failure" not in exact.report
+    for wish, argument in (
+        ({"method": "function", "function": "os:system"}, "function"),
+        ({"method": "prophetkv"}, "method"),
+    ):
+        with pytest.raises(VLLMValidationError, match=argument):
+            engine.one(case.tokens, chunks=case.ranges, **wish)
+    engine.close()
 
 
 @pytest.mark.parametrize(
