@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from generation import generated
 from tiny_models import random_tokens
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -119,18 +120,10 @@ def test_bytes_are_measured_and_those_of_the_formula(load, dtype):
     assert report["bytes_exact"] == 2 * LAYERS * 300 * ELEMENTS * dtype.itemsize
 
 
-def generated(model, tokens, mask=None, **options):
-    out = model.generate(
-        torch.tensor(tokens),
-        attention_mask=torch.ones_like(torch.tensor(tokens)) if mask is None else mask,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-        **{"max_new_tokens": 20, **options},
-    )
-    return out.sequences, torch.stack(out.logits, dim=1)
+def answered(model, tokens, mask=None, **options):
+    mask = torch.ones_like(torch.tensor(tokens)) if mask is None else mask
+    logits, answer = generated(model, tokens, mask, **{"max_new_tokens": 20, **options})
+    return answer.sequences, logits
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"])
@@ -140,9 +133,9 @@ def test_while_nothing_is_quantised_it_is_transformers_own(load, family):
     rows = [random_tokens(100, 4), random_tokens(60, 5)]
     tokens = [rows[0], [0] * 40 + rows[1]]
     mask = torch.tensor([[1] * 100, [0] * 40 + [1] * 60])
-    expected, expected_logits = generated(model, tokens, mask)
+    expected, expected_logits = answered(model, tokens, mask)
     with quantize(model, bits=2, residual=128) as generation:
-        sequences, logits = generated(model, tokens, mask)
+        sequences, logits = answered(model, tokens, mask)
     assert torch.equal(sequences, expected)
     torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=0)
     assert generation.cache.report["quantized_key_tokens"] == 0
@@ -153,17 +146,17 @@ def test_while_nothing_is_quantised_it_is_transformers_own(load, family):
 def test_rows_of_a_batch_do_not_touch_each_other(model):
     rows = [random_tokens(200, 6), random_tokens(200, 7)]
     with quantize(model, bits=2, residual=32):
-        alone = [generated(model, [row])[1][0] for row in rows]
-        together = generated(model, rows)[1]
+        alone = [answered(model, [row])[1][0] for row in rows]
+        together = answered(model, rows)[1]
     torch.testing.assert_close(together, torch.stack(alone), atol=1e-4, rtol=0)
 
 
 def test_beams_and_samples_of_one_prompt(model):
     """A block is quantised on the way; four bits of a wide residual hardly change the search."""
     tokens = [random_tokens(60, 8), random_tokens(60, 9)]
-    plain, _ = generated(model, tokens, num_beams=3, max_new_tokens=12)
+    plain, _ = answered(model, tokens, num_beams=3, max_new_tokens=12)
     with quantize(model, bits=4, residual=128):
-        same, _ = generated(model, tokens, num_beams=3, max_new_tokens=12)
+        same, _ = answered(model, tokens, num_beams=3, max_new_tokens=12)
     assert torch.equal(same, plain)
     with quantize(model, bits=2, residual=32) as generation:
         cache = generation_after(model, generation, tokens)
@@ -190,14 +183,14 @@ def empty_like(part):
 def test_a_turn_goes_on_with_the_cache(model):
     history = random_tokens(90, 10)
     with quantize(model, bits=2, residual=32) as generation:
-        sequences, _ = generated(model, [history])
+        sequences, _ = answered(model, [history])
         cache = generation.cache
         longer = sequences[0].tolist() + random_tokens(30, 11)
-        generated(model, [longer], past_key_values=cache)
+        answered(model, [longer], past_key_values=cache)
     assert generation.cache is cache
     assert cache.report["tokens"] == 90 + 20 + 30 + 19
     by_hand = QuantizedCache(LAYERS, Quantization(2), residual=32)
-    again, _ = generated(model, [history], past_key_values=by_hand)
+    again, _ = answered(model, [history], past_key_values=by_hand)
     assert torch.equal(again, sequences)
     by_hand.reset()
     assert by_hand.nbytes == 0

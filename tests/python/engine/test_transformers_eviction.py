@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from eviction_reference import POLICIES, EvictingReference
+from generation import generated
 from tiny_models import random_tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, pipeline
 
@@ -31,20 +32,6 @@ def model(load):
     return load()
 
 
-def logits_of(model, tokens, mask=None, **options):
-    generated = model.generate(
-        torch.tensor(tokens),
-        attention_mask=None if mask is None else torch.tensor(mask),
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-        **{"max_new_tokens": 6, **options},
-    )
-    return torch.stack(generated.logits, dim=1), generated
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_budget_that_holds_everything_changes_nothing(load, family, dtype):
@@ -53,9 +40,9 @@ def test_a_budget_that_holds_everything_changes_nothing(load, family, dtype):
     rows = [random_tokens(200, 1), random_tokens(90, 2), random_tokens(1, 3)]
     tokens = [[0] * (200 - len(row)) + row for row in rows]
     mask = [[0] * (200 - len(row)) + [1] * len(row) for row in rows]
-    expected, plain = logits_of(model, tokens, mask)
+    expected, plain = generated(model, tokens, mask)
     with evict(model, policy="agentkv", budget=LARGE) as eviction:
-        logits, ours = logits_of(model, tokens, mask)
+        logits, ours = generated(model, tokens, mask)
     if dtype is torch.float32:
         assert torch.equal(ours.sequences, plain.sequences)
         torch.testing.assert_close(logits, expected, atol=2e-4, rtol=0)
@@ -96,18 +83,18 @@ def test_rows_of_a_batch_do_not_touch_each_other(model):
     alone = []
     for row in rows:
         with evict(model, policy="snapkv", budget=128, stride=32) as eviction:
-            alone.append(logits_of(model, [row], max_new_tokens=40)[0][0])
+            alone.append(generated(model, [row], max_new_tokens=40)[0][0])
     tokens = [rows[0], [0] * 130 + rows[1]]
     mask = [[1] * 300, [0] * 130 + [1] * 170]
     with evict(model, policy="snapkv", budget=128, stride=32) as eviction:
-        together, _ = logits_of(model, tokens, mask, max_new_tokens=40)
+        together, _ = generated(model, tokens, mask, max_new_tokens=40)
     torch.testing.assert_close(together, torch.stack(alone), atol=2e-4, rtol=0)
     assert [report["compactions"] for report in eviction.cache.reports] == [2, 2]
 
 
 def test_memory_is_freed(model):
     with evict(model, policy="streaming_llm", budget=128, stride=32) as eviction:
-        logits_of(model, [random_tokens(1000, 8)], max_new_tokens=1)
+        generated(model, [random_tokens(1000, 8)], max_new_tokens=1)
     per_token = 2 * 4 * 2 * 32 * 4  # keys and values, layers, heads, head size, float32
     assert eviction.cache.reports[0]["tokens_kept"] == 128 + 1000 % 32
     assert 128 * per_token < eviction.cache.nbytes < 320 * per_token
@@ -117,10 +104,10 @@ def test_memory_is_freed(model):
 def test_a_turn_goes_on_with_the_cache(model):
     first, second = random_tokens(180, 9), random_tokens(60, 10)
     with evict(model, policy="phase_balanced", budget=128, stride=32) as eviction:
-        _, turn = logits_of(model, [first], max_new_tokens=10)
+        _, turn = generated(model, [first], max_new_tokens=10)
         history = turn.sequences[0].tolist() + second
         cache = eviction.cache
-        logits_of(model, [history], past_key_values=cache, max_new_tokens=5)
+        generated(model, [history], past_key_values=cache, max_new_tokens=5)
     assert eviction.cache is cache
     assert cache.reports[0]["tokens_seen"] == 180 + 10 + 60 + 4
 
@@ -132,7 +119,7 @@ def test_a_function_in_python_scores_here_too(model):
     for function in ("newest", "not_a_number"):
         wish = {"policy": "function", "function": f"python_policies:{function}"}
         with evict(model, budget=128, stride=32, sinks=0, **wish) as eviction:
-            logits_of(model, tokens, max_new_tokens=1)
+            generated(model, tokens, max_new_tokens=1)
         positions.append(eviction.cache.positions(0, 1).sort().values)
     expected = torch.arange(192 - 128, 200).expand(2, -1)
     assert torch.equal(positions[0], expected)
@@ -149,7 +136,7 @@ def test_phases_come_from_the_tokenizer(demo_model):
     )
     tokens = [tokenizer.encode(text)]
     with evict(model, budget=128, stride=32, tokenizer=tokenizer) as eviction:
-        logits_of(model, tokens, max_new_tokens=1)
+        generated(model, tokens, max_new_tokens=1)
     kept = eviction.cache.reports[0]["kept_by_phase"]
     assert kept["think"] > 5
     assert kept["act"] > 5
@@ -183,16 +170,16 @@ def test_what_cannot_be_combined_is_refused(model):
     tokens = [random_tokens(40, 11)]
     with evict(model, budget=128, stride=32):
         with pytest.raises(UnsupportedError, match="num_beams"):
-            logits_of(model, tokens, num_beams=2)
+            generated(model, tokens, num_beams=2)
         with pytest.raises(UnsupportedError, match="padding"):
-            logits_of(model, tokens * 2, [[1] * 40, [1] * 30 + [0] * 10])
+            generated(model, tokens * 2, [[1] * 40, [1] * 30 + [0] * 10])
         with pytest.raises(UnsupportedError, match="inputs_embeds"):
             model(inputs_embeds=torch.zeros(1, 3, 128))
         other = DynamicCache(config=model.config)
         other.update(torch.zeros(1, 2, 4, 32), torch.zeros(1, 2, 4, 32), 0)
         with pytest.raises(InvalidArgumentError, match="past_key_values"):
             model(torch.tensor(tokens), past_key_values=other)
-        logits_of(model, tokens)  # and still works
+        generated(model, tokens)  # and still works
 
 
 def test_models_with_sliding_windows_are_refused(load):

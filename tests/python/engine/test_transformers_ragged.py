@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from generation import generated
 from ragged_reference import RaggedReference
 from tiny_models import LAYERS, random_tokens
 from transformers import AutoModelForCausalLM
@@ -28,20 +29,6 @@ def load(model_folder):
 @pytest.fixture(scope="module")
 def model(load):
     return load()
-
-
-def generated(model, tokens, mask=None, **options):
-    answer = model.generate(
-        torch.tensor(tokens),
-        attention_mask=None if mask is None else torch.tensor(mask),
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-        **{"max_new_tokens": 6, **options},
-    )
-    return torch.stack(answer.logits, dim=1), answer
 
 
 def held(cache, row=0):
