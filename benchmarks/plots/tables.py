@@ -1,4 +1,7 @@
-"""Rewrites the tables of ``docs/results.md`` from the committed results; its text stays.
+"""Rewrites the tables of the documentation from the committed results; its text stays.
+
+``docs/results.md`` has the tables of ``TABLES``; each page of ``docs/methods`` and
+``docs/policies`` has what was measured of the methods or policies in its title.
 
 Example: python benchmarks/plots/tables.py
 """
@@ -8,32 +11,122 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "results.md"
+DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 def main() -> None:
     """Fill in every table whose result is committed."""
-    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in pages():
+        page.write_text(filled(page), encoding="utf-8")
 
 
-def fill(text: str) -> str:
+def pages() -> list[Path]:
+    """All pages with tables of results."""
+    folders = (DOCS / "methods", DOCS / "policies")
+    return [
+        DOCS / "results.md",
+        *(page for folder in folders for page in sorted(folder.glob("*.md"))),
+    ]
+
+
+def filled(page: Path) -> str:
     """The page with each table between ``<!-- NAME -->`` and ``<!-- end -->`` made anew."""
-    for name, (file, make) in TABLES.items():
-        path = RESULTS / file
-        if not path.exists():
-            continue
-        result = json.loads(path.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    for name, table in tables_of(page).items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not pattern.search(text):
-            raise ValueError(f"no table {name} in {PAGE}")
-        table = f"{machine_line(result['machine'])}\n\n{make(result)}\n"
+            raise ValueError(f"no table {name} in {page}")
         text = pattern.sub(lambda match, made=table: match[1] + made + match[2], text)  # type: ignore[misc]
     return text
+
+
+def tables_of(page: Path) -> dict[str, str]:
+    """What stands on a page, by the name of its place."""
+    if page.parent.name in MEASURED:
+        return {"measured": measured(names_on(page), MEASURED[page.parent.name])}
+    tables = {}
+    for name, (file, make) in TABLES.items():
+        result = read(file)
+        if result is not None:
+            tables[name] = f"{machine_line(result['machine'])}\n\n{make(result)}\n"
+    return tables
+
+
+def names_on(page: Path) -> set[str]:
+    """The methods or policies that a page is about, from its title."""
+    return set(re.findall(r"`(\w+)`", page.read_text(encoding="utf-8").partition("\n")[0]))
+
+
+def read(file: str) -> dict[str, Any] | None:
+    """A committed result; None where there is none yet."""
+    path = RESULTS / file
+    if not path.exists():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one result tells of a method or policy.
+
+    Attributes
+    ----------
+    title : str
+        What was measured, with a link to how.
+    file : str
+        Of the result.
+    make : callable
+        Its table, from the result with the lines of some methods only.
+    lines : str
+        Which of the result's lists the table is made of.
+    beside : tuple of str
+        What the table shows besides, to compare with.
+    """
+
+    title: str
+    file: str
+    make: Callable[[dict[str, Any]], str]
+    lines: str = "rows"
+    beside: tuple[str, ...] = ()
+
+
+def measured(names: set[str], measurements: tuple[Measurement, ...]) -> str:
+    """All that was measured of methods or policies; whom the first one lacks is said."""
+    parts = []
+    for measurement in measurements:
+        result = read(measurement.file) or {}
+        lines = lines_of(result, names).get(measurement.lines, [])
+        if measurement is measurements[0]:
+            missing = sorted(names - {name_in(line) for line in lines})
+            parts += [f"{measurement.title} of `{name}`: not measured.\n" for name in missing]
+        if lines:
+            table = measurement.make(lines_of(result, {*names, *measurement.beside}))
+            machine = machine_line(result["machine"])
+            parts.append(f"{measurement.title}. {machine}\n\n{table}\n")
+    return "\n".join(parts)
+
+
+def lines_of(result: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """A result with those of its lines only that are about ``names``."""
+    lists = {
+        key: [line for line in result[key] if name_in(line) in names]
+        for key in ("rows", "overhead", "differences")
+        if key in result
+    }
+    return {**result, **lists}
+
+
+def name_in(line: dict[str, Any]) -> str:
+    """The method or policy that a line of a result is about."""
+    name: str = line.get("policy") or line.get("method") or line["first"]
+    return name.partition(",")[0]
 
 
 def machine_line(machine: dict[str, Any]) -> str:
@@ -109,6 +202,53 @@ def fidelity_table(result: dict[str, Any]) -> str:
             ]
         )
     return table_of(header, rows)
+
+
+def method_distance_table(result: dict[str, Any]) -> str:
+    """Distance from full recompute, and from the right answers, where notes were encoded how."""
+    header = ["encoded", "method", "r", "charged", "KL (95 % interval)", "top-1 (95 % interval)"]
+    rows = [
+        [
+            row["encode"],
+            f"`{row['method']}`",
+            f"{row['ratio']:g}",
+            "" if row["charged_ratio"] is None else f"{row['charged_ratio']:.2f}",
+            interval_of(row["kl"]),
+            interval_of(row["top1"]),
+            f"{row['nll']['mean']:.2f}",
+            "" if row["f1"] is None else interval_of(row["f1"]),
+        ]
+        for row in result["rows"]
+    ]
+    return table_of([*header, "gold NLL", "F1"], rows)
+
+
+def long_prefill_table(result: dict[str, Any]) -> str:
+    """Speedup of the first token of prompts of 4,096 tokens."""
+    return prefill_table(
+        {**result, "rows": [row for row in result["rows"] if row["tokens"] == 4096]}
+    )
+
+
+def policy_distance_table(result: dict[str, Any]) -> str:
+    """Distance from full KV by budget, and from ``agentkv``, trajectory by trajectory."""
+    header = ["policy", "B", "KL (95 % interval)", "KL think", "KL act", "top-1 (95 % interval)"]
+    from_agentkv = {(line["first"], line["budget"]): line for line in result["differences"]}
+    rows = []
+    for row in sorted(result["rows"], key=lambda row: int(row["budget"])):
+        line = from_agentkv.get((row["setting"], row["budget"]))
+        rows.append(
+            [
+                f"`{row['setting']}`",
+                str(row["budget"]),
+                interval_of(row["kl"]),
+                *("" if row[name] is None else f"{row[name]['mean']:.3f}" for name in PHASE_FIELDS),
+                interval_of(row["top1"]),
+                "" if line is None else interval_of(line["kl"], "+"),
+                "" if line is None else f"{line['closer']} of {line['trajectories']}",
+            ]
+        )
+    return table_of([*header, "KL minus `agentkv`'s (95 % interval)", "closer on"], rows)
 
 
 def eviction_fidelity_table(result: dict[str, Any]) -> str:
@@ -346,6 +486,61 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "copy_ops": ("ops.json", copy_ops_table),
     "eviction_ops": ("ops.json", eviction_ops_table),
 }
+
+MEASURED: dict[str, tuple[Measurement, ...]] = {
+    "methods": (
+        Measurement(
+            "Distance from [full recompute](../results.md#distance-from-full-recompute)",
+            "fidelity.json",
+            method_distance_table,
+            beside=("full_reuse",),
+        ),
+        Measurement(
+            "Over [quantised notes](../quantization.md#what-is-lost)",
+            "quantized_fidelity.json",
+            quantized_fidelity_table,
+        ),
+        Measurement(
+            "[Time to first token](../results.md#time-to-first-token) in vLLM",
+            "prefill.json",
+            long_prefill_table,
+        ),
+        Measurement(
+            "[Time to first token](../results.md#in-transformers) in transformers",
+            "transformers_prefill.json",
+            transformers_prefill_table,
+        ),
+    ),
+    "policies": (
+        Measurement(
+            "Distance from [full KV](../results.md#distance-from-full-kv-under-a-budget)",
+            "eviction_fidelity.json",
+            policy_distance_table,
+        ),
+        Measurement(
+            "[Throughput](../results.md#throughput-of-agent-sessions-under-a-budget) of sessions",
+            "throughput.json",
+            throughput_table,
+        ),
+        Measurement(
+            "[Shares of decoding](../results.md#throughput-of-agent-sessions-under-a-budget)",
+            "throughput.json",
+            overhead_table,
+            lines="overhead",
+        ),
+        Measurement(
+            "Keys that stay [beside kvpress](../results.md#beside-kvpress)",
+            "peers_survivors.json",
+            peers_survivors_table,
+        ),
+        Measurement(
+            "Time and bytes [beside kvpress](../results.md#beside-kvpress)",
+            "peers_times.json",
+            peers_times_table,
+        ),
+    ),
+}
+"""By folder below ``docs``, what its pages show; the first one says so where there is nothing."""
 
 
 if __name__ == "__main__":

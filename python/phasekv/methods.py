@@ -5,8 +5,8 @@ A method says which cached tokens are computed again, and what the others get.
 ``Method(name, frame=..., weight=..., probes=..., boundary_tokens=...)`` builds one;
 ``Method.select(segments=..., key_divergence=..., value_divergence=..., ratio=...)`` chooses tokens,
 with ``attention=...`` where ``Method.needs_attention``. ``FunctionMethod`` is one that a Python
-function decides for. ``docs/reuse.md`` defines every method, ``docs/adding_a_method.md`` tells how
-to write one.
+function decides for. ``docs/methods`` has a page on every method, ``docs/adding_a_method.md`` tells
+how to write one.
 """
 
 from phasekv._core import Method, method_names

@@ -23,7 +23,8 @@ from phasekv.cli.serve import serve_command
 
 PAGES = sorted([*REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("*.md")])
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?P<target>[^)#\s]+)")
+LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#(?P<place>[^)\s]+))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -190,9 +191,18 @@ def check_phasekv_command(arguments: list[str]) -> None:
     make_arg_parser(FlexibleArgumentParser()).parse_args(words)
 
 
+def places_of(page: Path) -> set[str]:
+    """Names by which links reach the page's headings, as code hosts make them."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for match in LINK.finditer(FENCE.sub("", page.read_text())):
-        target = match["target"]
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+        if "://" in match["target"]:
+            continue
+        target = page.parent / match["target"] if match["target"] else page
+        assert target.exists(), match["target"]
+        if match["place"] and target.suffix == ".md":
+            assert match["place"] in places_of(target), match[0]
