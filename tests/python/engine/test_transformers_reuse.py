@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
 import torch
+from python_methods import like_phaseshift, most_diverged_values, two_sets
 from reference import Setting
 from reuse_case import ReuseCase
 from tiny_models import ROPE_TYPES, random_tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from phasekv.errors import InvalidArgumentError, UnsupportedError
+from phasekv.memory import chunk_key
 from phasekv.transformers import Chunk, ChunkMemory, chunk_memory
 
 pytestmark = pytest.mark.engine
@@ -163,6 +166,52 @@ def test_quantised_chunks_are_what_the_methods_work_with(make_case, bits):
         assert (expected - exact).abs().max() > 0.02
     with pytest.raises(InvalidArgumentError, match="bits"):
         Memory(memory._model, None, bits=3)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"method": "prophetkv"},
+        {"method": "function", "function": two_sets},
+        {"method": "function", "function": like_phaseshift, "frame": "unrotated"},
+        {"method": "function", "function": most_diverged_values},
+    ],
+    ids=lambda wish: getattr(wish.get("function"), "__name__", "prophetkv"),
+)
+def test_over_quantised_chunks_is_over_what_is_left_of_them(make_case, wish):
+    """An exact memory is given the dequantised chunks; methods must not see a difference."""
+    memory, prompt = make_case(seed=302, bits=2)
+    exact, _ = make_case(seed=302)
+    left = Memory(memory._model, None)
+    left.chunks = {
+        tokens: put_exactly(left, memory.store.get(chunk.key))
+        for tokens, chunk in memory.chunks.items()
+    }
+    ours, report = memory.logprobs(prompt, **wish, ratio=0.2)
+    expected, same_report = left.logprobs(prompt, **wish, ratio=0.2)
+    assert report == same_report
+    assert report["chunks_found"] == 3
+    assert 0 < report["probes"] < report["tokens_found"]
+    torch.testing.assert_close(ours, expected, atol=2e-4, rtol=0)
+    unquantised, _ = exact.logprobs(prompt, **wish, ratio=0.2)
+    assert (ours - unquantised).abs().max() > 0.02
+
+
+def put_exactly(memory, chunk):
+    """Store what is left of a quantised chunk, its keys rotated to where it was encoded."""
+    layers = [chunk.rows(layer, 0, len(chunk.tokens)) for layer in range(chunk.keys.shape[0])]
+    keys, values = (torch.stack(kind) for kind in zip(*layers, strict=True))
+    places = torch.arange(chunk.position, chunk.position + len(chunk.tokens))
+    half = keys.shape[-1] // 2
+    frequencies = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = (places[:, None] * frequencies)[:, None]
+    pairs = torch.complex(keys[..., :half].double(), keys[..., half:].double())
+    pairs = pairs * torch.polar(torch.ones_like(angles), angles)
+    tokens = chunk.tokens.tolist()
+    key = chunk_key(memory.identity, tokens)
+    rotated = torch.cat([pairs.real, pairs.imag], dim=-1).to(keys.dtype)
+    memory.store.put(dataclasses.replace(chunk, key=key, keys=rotated, values=values))
+    return Chunk(tuple(tokens), key)
 
 
 def dequantised(memory, prompt, begin, chunk):
