@@ -15,7 +15,6 @@
 #include "phasekv/eviction/policy.h"
 #include "phasekv/eviction/ragged_evictor.h"
 #include "phasekv/eviction/window.h"
-#include "phasekv/ops/gather_scatter.h"
 #include "phasekv/phases/marker_automaton.h"
 #include "placed_kv.h"
 #include "rope_bindings.h"
@@ -60,7 +59,7 @@ std::shared_ptr<Policy> make(const std::string& name, std::optional<int64_t> que
 }
 
 // A policy written in Python: score(keys, values, queries, positions) -> [kv_heads, tokens], on
-// torch tensors of the cache's dtype.
+// torch tensors of the cache's dtype on the CPU, copies of what lies on a device.
 class FunctionPolicy final : public Policy {
  public:
   FunctionPolicy(py::function score, int64_t queries, int64_t sinks, int64_t recent)
@@ -82,7 +81,9 @@ class FunctionPolicy final : public Policy {
     py::object queries =
         empty(torch, input.queries.dtype,
               {input.queries.tokens, input.queries.heads, input.queries.head_size});
-    copy_rows(input.queries, rows_of("queries", queries));
+    input.backend->download(
+        input.queries.data, rows_of("queries", queries).data,
+        input.queries.tokens * input.queries.token_stride * size_of(input.queries.dtype));
     const py::object result = score_(gathered(torch, input, input.key),
                                      gathered(torch, input, input.value), queries, positions);
     const py::object floats = result.attr("float")().attr("contiguous")();
@@ -99,11 +100,6 @@ class FunctionPolicy final : public Policy {
     return torch.attr("empty")(shape, py::arg("dtype") = torch.attr(name));
   }
 
-  static void copy_rows(const RowsView& from, const RowsView& to) {
-    const auto bytes = static_cast<size_t>(from.tokens * from.token_stride * size_of(from.dtype));
-    std::copy_n(static_cast<const uint8_t*>(from.data), bytes, static_cast<uint8_t*>(to.data));
-  }
-
   // [kv_heads, tokens, head_size]
   static py::object gathered(const py::module_& torch, const PolicyInput& input,
                              const PagedView& blocks) {
@@ -116,7 +112,8 @@ class FunctionPolicy final : public Policy {
     }
     const py::object rows =
         empty(torch, blocks.dtype, {input.tokens, blocks.num_heads, blocks.head_size});
-    gather_blocks({.blocks = blocks, .slots = slots.data(), .rows = rows_of("rows", rows)});
+    input.backend->gather_blocks(
+        {.blocks = blocks, .slots = slots.data(), .rows = rows_of("rows", rows)});
     return rows.attr("transpose")(0, 1);
   }
 

@@ -4,9 +4,6 @@
 #include <numeric>
 #include <vector>
 
-#include "phasekv/ops/key_redundancy.h"
-#include "phasekv/ops/score_keys.h"
-
 namespace phasekv::eviction {
 
 AttentionRules with_options(AttentionRules rules, const PolicyOptions& options) {
@@ -53,7 +50,7 @@ void score_attention(const PolicyInput& input, const AttentionRules& rules,
   params.group = rules.group;
   params.scale = input.scale;
   params.scores = scores.data();
-  score_keys(params);
+  input.backend->score_keys(params);
   if (rules.pooling == Pooling::none) return;
   const auto tokens = static_cast<size_t>(input.tokens);
   const auto candidates = static_cast<size_t>(input.tokens - params.excluded_recent);
@@ -75,7 +72,7 @@ void subtract_redundancy(const PolicyInput& input, double share, std::span<float
   params.positions = input.positions.data();
   params.threshold = kSimilar;
   params.redundancy = redundancy.data();
-  key_redundancy(params);
+  input.backend->key_redundancy(params);
   const auto weight = static_cast<float>(share);
   for (size_t i = 0; i < scores.size(); ++i) {
     scores[i] = (1.0F - weight) * scores[i] - weight * redundancy[i];

@@ -4,13 +4,13 @@
 #include <string>
 #include <utility>
 
+#include "eviction/query_memory.h"
 #include "eviction/request_cache.h"
 #include "eviction/scheduled_request.h"
 #include "eviction/scoring.h"
 #include "eviction/stopwatch.h"
 #include "eviction/survivors.h"
 #include "phasekv/error.h"
-#include "phasekv/ops/compact.h"
 #include "validate.h"
 
 namespace phasekv::eviction {
@@ -22,8 +22,8 @@ struct Evictor::Scheduled : ScheduledRequest {
         first_token(cache->window().start(scheduled.begin)),
         tokens(scheduled.end - first_token),
         block_table(scheduled.block_table.begin(), scheduled.block_table.end()) {
-    for (const BufferedQuery& query : queries()) {
-      query_limits.push_back(cache->limit_of(query.position));
+    for (const int64_t position : query_positions()) {
+      query_limits.push_back(cache->limit_of(position));
     }
   }
 
@@ -42,7 +42,10 @@ void check_policy(const Policy& policy, const Window& window, const EvictorShape
   }
 }
 
-Evictor::Evictor(const EvictorShape& shape) : shape_(shape) {}
+Evictor::Evictor(const EvictorShape& shape, std::shared_ptr<Backend> backend)
+    : shape_(shape),
+      backend_(std::move(backend)),
+      queries_(std::make_unique<QueryMemory>(shape_, backend_)) {}
 Evictor::~Evictor() = default;
 
 RequestCache& Evictor::cache_of(int64_t request) const {
@@ -58,13 +61,16 @@ void Evictor::add(int64_t request, std::shared_ptr<const Policy> policy, const W
                 "it gives layers and KV heads budgets of their own, and a block holds all heads");
   }
   check_policy(*policy, window, shape_);
-  caches_[request] =
-      std::make_unique<RequestCache>(shape_, std::move(policy), window, std::move(markers));
+  caches_[request] = std::make_unique<RequestCache>(shape_, std::move(policy), window,
+                                                    std::move(markers), queries_.get());
 }
 
 void Evictor::remove(int64_t request) { caches_.erase(request); }
 
-void Evictor::begin_step() { scheduled_.clear(); }
+void Evictor::begin_step() {
+  scheduled_.clear();
+  queries_->begin_step();
+}
 
 void Evictor::schedule(const ScheduledTokens& tokens) {
   scheduled_.emplace_back(&cache_of(tokens.request), tokens);
@@ -78,11 +84,11 @@ bool Evictor::has_events() const {
 void Evictor::layer(int64_t layer, const RowsView& query, const PagedKV& kv,
                     const int64_t* query_rows) {
   check_indices("layer", &layer, 1, shape_.layers);
+  {
+    const Stopwatch watch(&seconds_.collecting);
+    queries_->push(layer, query, query_rows);
+  }
   for (Scheduled& scheduled : scheduled_) {
-    {
-      const Stopwatch watch(&seconds_.collecting);
-      scheduled.collect(layer, query, query_rows);
-    }
     if (scheduled.has_event()) evict(scheduled, layer, kv);
   }
 }
@@ -97,8 +103,8 @@ void Evictor::evict(Scheduled& scheduled, int64_t layer, const PagedKV& kv) {
   double scoring = 0;
   {
     const Stopwatch watch(&scoring);
-    const GatheredQueries queries(scheduled, layer);
     PolicyInput input;
+    input.backend = backend_.get();
     input.key = kv.key;
     input.value = kv.value;
     input.block_table = scheduled.block_table.data();
@@ -106,7 +112,7 @@ void Evictor::evict(Scheduled& scheduled, int64_t layer, const PagedKV& kv) {
     input.tokens = tokens;
     input.positions = positions;
     input.phases = cache.phases();
-    input.queries = queries.view();
+    input.queries = scheduled.gather_queries(layer);
     input.query_limits = scheduled.query_limits;
     input.query_positions = scheduled.query_positions();
     input.query_phases = scheduled.query_phases();
@@ -141,13 +147,13 @@ void Evictor::move_survivors(Scheduled& scheduled, int64_t layer, const PagedKV&
   const int64_t tokens = scheduled.tokens;
   const int64_t num_sums = scheduled.cache().policy().needs().sums;
   const CompactionMoves moves = plan_compaction(survivors, shape_.kv_heads, tokens);
-  compact({.key = kv.key,
-           .value = kv.value,
-           .block_table = scheduled.block_table.data(),
-           .first_token = scheduled.first_token,
-           .starts = moves.starts.data(),
-           .from = moves.from.data(),
-           .to = moves.to.data()});
+  backend_->compact({.key = kv.key,
+                     .value = kv.value,
+                     .block_table = scheduled.block_table.data(),
+                     .first_token = scheduled.first_token,
+                     .starts = moves.starts.data(),
+                     .from = moves.from.data(),
+                     .to = moves.to.data()});
   const auto bring_along = [&](auto* table, int64_t row, int64_t head) {
     auto* entries = table + row * tokens;
     const auto begin = static_cast<size_t>(moves.starts[static_cast<size_t>(head)]);
@@ -172,7 +178,7 @@ std::vector<EvictionReport> Evictor::finish() {
     scheduled.report().freed_blocks = scheduled.report().evicted_tokens / shape_.block_size;
     reports.push_back(std::move(scheduled.report()));
   }
-  scheduled_.clear();
+  begin_step();
   return reports;
 }
 

@@ -2,7 +2,6 @@
 
 #include <numeric>
 
-#include "phasekv/ops/gather_scatter.h"
 #include "phasekv/ops/push_queries.h"
 
 namespace phasekv::eviction {
@@ -36,6 +35,21 @@ PagedView only_head(PagedView blocks, int64_t head) {
   return blocks;
 }
 
+// Of any type, on the host, [rows.tokens, rows.heads, rows.head_size].
+std::vector<float> float_rows(const RowsView& rows) {
+  std::vector<float> floats(static_cast<size_t>(rows.tokens * rows.heads * rows.head_size));
+  std::vector<int64_t> order(static_cast<size_t>(rows.tokens));
+  std::iota(order.begin(), order.end(), 0);
+  // It moves queries from one type to another; nothing in it is about queries.
+  push_queries({.query = rows,
+                .rows = order.data(),
+                .entries = order.data(),
+                .count = rows.tokens,
+                .buffer = packed_view(floats.data(), DataType::float32, rows.tokens, rows.heads,
+                                      rows.head_size)});
+  return floats;
+}
+
 }  // namespace
 
 float product(const float* a, const float* b, int64_t size) {
@@ -50,17 +64,15 @@ RowsView view_of(std::vector<float>* rows, int64_t heads, int64_t head_size) {
                      static_cast<int64_t>(rows->size()) / (heads * head_size), heads, head_size);
 }
 
-std::vector<float> float_rows(const RowsView& rows) {
-  std::vector<float> floats(static_cast<size_t>(rows.tokens * rows.heads * rows.head_size));
-  std::vector<int64_t> order(static_cast<size_t>(rows.tokens));
-  std::iota(order.begin(), order.end(), 0);
-  // It moves queries from one type to another; nothing in it is about queries.
-  push_queries({.query = rows,
-                .rows = order.data(),
-                .entries = order.data(),
-                .count = rows.tokens,
-                .buffer = view_of(&floats, rows.heads, rows.head_size)});
-  return floats;
+std::vector<float> query_rows(const PolicyInput& input) {
+  RowsView rows = input.queries;
+  if (rows.tokens == 0) return {};
+  const int64_t elements =
+      (rows.tokens - 1) * rows.token_stride + (rows.heads - 1) * rows.head_stride + rows.head_size;
+  std::vector<uint8_t> here(static_cast<size_t>(elements * size_of(rows.dtype)));
+  input.backend->download(rows.data, here.data(), static_cast<int64_t>(here.size()));
+  rows.data = here.data();
+  return float_rows(rows);
 }
 
 std::vector<float> held_rows(const PolicyInput& input, const PagedView& blocks, int64_t head) {
@@ -68,13 +80,13 @@ std::vector<float> held_rows(const PolicyInput& input, const PagedView& blocks, 
   const PagedView one = only_head(blocks, head);
   if (blocks.dtype == DataType::float32) {
     std::vector<float> rows(static_cast<size_t>(input.tokens * blocks.head_size));
-    gather_blocks(
+    input.backend->gather_blocks(
         {.blocks = one, .slots = slots.data(), .rows = view_of(&rows, 1, blocks.head_size)});
     return rows;
   }
   std::vector<uint16_t> halves(static_cast<size_t>(input.tokens * blocks.head_size));
   const RowsView rows = packed_view(halves.data(), blocks.dtype, input.tokens, 1, blocks.head_size);
-  gather_blocks({.blocks = one, .slots = slots.data(), .rows = rows});
+  input.backend->gather_blocks({.blocks = one, .slots = slots.data(), .rows = rows});
   return float_rows(rows);
 }
 

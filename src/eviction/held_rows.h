@@ -1,5 +1,5 @@
-// Held keys and values as plain float32 rows, whatever the layout and type of the cache, for
-// policies whose score is no op of its own.
+// Held keys and values, and queries, as plain float32 rows on the host, whatever their layout and
+// type and wherever they lie, for policies whose score is no op of its own.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace phasekv::eviction {
 // Of one KV head of input.key or input.value, [input.tokens, head_size].
 std::vector<float> held_rows(const PolicyInput& input, const PagedView& blocks, int64_t head);
 
-// Of any type, [rows.tokens, rows.heads, rows.head_size].
-std::vector<float> float_rows(const RowsView& rows);
+// input.queries, [queries, query heads, head_size].
+std::vector<float> query_rows(const PolicyInput& input);
 
 // Inner product of two rows.
 float product(const float* a, const float* b, int64_t size);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "eviction/allocation.h"
+#include "eviction/query_memory.h"
 #include "eviction/request_cache.h"
 #include "eviction/scheduled_request.h"
 #include "eviction/scoring.h"
@@ -65,6 +66,14 @@ std::vector<T> moved_forward(const std::vector<T>& table, int64_t tokens, int64_
   return moved;
 }
 
+// The query heads of one of `kv_heads` KV heads.
+RowsView of_kv_head(RowsView queries, int64_t head, int64_t kv_heads) {
+  queries.heads /= kv_heads;
+  queries.data = static_cast<uint8_t*>(queries.data) +
+                 head * queries.heads * queries.head_stride * size_of(queries.dtype);
+  return queries;
+}
+
 }  // namespace
 
 struct RaggedEvictor::Request {
@@ -79,7 +88,8 @@ struct RaggedEvictor::Scheduled : ScheduledRequest {
   Request* request;
 };
 
-RaggedEvictor::RaggedEvictor(const EvictorShape& shape) : shape_(shape) {}
+RaggedEvictor::RaggedEvictor(const EvictorShape& shape)
+    : shape_(shape), queries_(std::make_unique<QueryMemory>(shape_, cpu_backend())) {}
 RaggedEvictor::~RaggedEvictor() = default;
 
 RaggedEvictor::Request& RaggedEvictor::request_of(int64_t request) const {
@@ -97,13 +107,17 @@ void RaggedEvictor::add(int64_t request, std::shared_ptr<const Policy> policy, c
   check_policy(*policy, window, shape_);
   const auto tables = static_cast<size_t>(shape_.layers * shape_.kv_heads);
   requests_[request] = std::make_unique<Request>(
-      Request{RequestCache(shape_, std::move(policy), window, std::move(markers), Tables::per_head),
+      Request{RequestCache(shape_, std::move(policy), window, std::move(markers), queries_.get(),
+                           Tables::per_head),
               std::vector<int64_t>(tables, 0)});
 }
 
 void RaggedEvictor::remove(int64_t request) { requests_.erase(request); }
 
-void RaggedEvictor::begin_step() { scheduled_.clear(); }
+void RaggedEvictor::begin_step() {
+  scheduled_.clear();
+  queries_->begin_step();
+}
 
 void RaggedEvictor::schedule(const ScheduledTokens& tokens) {
   scheduled_.emplace_back(&request_of(tokens.request), tokens);
@@ -122,6 +136,10 @@ void RaggedEvictor::layer(int64_t layer, const RowsView& query, const PagedKV& k
               "requests * kv heads * table_stride", tables * table_stride);
   const int32_t* blocks = block_tables.data();
   check_equal("kv.num_heads", kv.key.num_heads, "the heads of a block", 1);
+  {
+    const Stopwatch watch(&seconds_.collecting);
+    queries_->push(layer, query, nullptr);
+  }
   for (Scheduled& scheduled : scheduled_) {
     int64_t* held = scheduled.request->held.data() + layer * shape_.kv_heads;
     for (int64_t head = 0; head < shape_.kv_heads; ++head) {
@@ -130,10 +148,6 @@ void RaggedEvictor::layer(int64_t layer, const RowsView& query, const PagedKV& k
         refuse("block_tables", table_stride,
                "blocks for the " + std::to_string(held[head]) + " keys of each head");
       }
-    }
-    {
-      const Stopwatch watch(&seconds_.collecting);
-      scheduled.collect(layer, query, nullptr);
     }
     if (scheduled.has_event()) evict(scheduled, layer, kv, blocks, table_stride);
     blocks += shape_.kv_heads * table_stride;
@@ -153,7 +167,7 @@ void RaggedEvictor::evict(Scheduled& scheduled, int64_t layer, const PagedKV& kv
   double scoring = 0;
   {
     const Stopwatch watch(&scoring);
-    const GatheredQueries queries(scheduled, layer);
+    const RowsView queries = scheduled.gather_queries(layer);
     LayerScores scores{.heads = {},
                        .layer = layer,
                        .layers = shape_.layers,
@@ -165,8 +179,8 @@ void RaggedEvictor::evict(Scheduled& scheduled, int64_t layer, const PagedKV& kv
       Head& head = heads[static_cast<size_t>(i)];
       head.positions = cache.positions(first_table + i, held[i]);
       head.sums = cache.sums(first_table + i, held[i]);
-      for (const BufferedQuery& query : scheduled.queries()) {
-        head.query_limits.push_back(cache.limit_of(query.position, first_table + i));
+      for (const int64_t position : scheduled.query_positions()) {
+        head.query_limits.push_back(cache.limit_of(position, first_table + i));
       }
       PolicyInput& input = head.input;
       input.key = kv.key;
@@ -175,7 +189,7 @@ void RaggedEvictor::evict(Scheduled& scheduled, int64_t layer, const PagedKV& kv
       input.tokens = held[i];
       input.positions = head.positions;
       input.phases = cache.phases();
-      input.queries = queries.of_kv_head(i, shape_.kv_heads);
+      input.queries = of_kv_head(queries, i, shape_.kv_heads);
       input.query_limits = head.query_limits;
       input.query_positions = scheduled.query_positions();
       input.query_phases = scheduled.query_phases();
@@ -242,7 +256,7 @@ std::vector<EvictionReport> RaggedEvictor::finish() {
     scheduled.report().freed_blocks = evicted / shape_.block_size;
     reports.push_back(std::move(scheduled.report()));
   }
-  scheduled_.clear();
+  begin_step();
   return reports;
 }
 

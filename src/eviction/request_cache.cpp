@@ -11,7 +11,7 @@
 namespace phasekv::eviction {
 namespace {
 
-std::vector<BufferedQuery> read_queries(ByteReader* in, int64_t num_entries) {
+std::vector<BufferedQuery> read_contents(ByteReader* in, int64_t num_entries) {
   const auto count = in->number<int64_t>();
   if (count < 0 || count > num_entries) {
     throw Error(ErrorCode::invalid_argument, "state.queries", std::to_string(count),
@@ -36,15 +36,14 @@ std::vector<BufferedQuery> read_queries(ByteReader* in, int64_t num_entries) {
 
 RequestCache::RequestCache(const EvictorShape& shape, std::shared_ptr<const Policy> policy,
                            Window window, std::shared_ptr<const phases::MarkerAutomaton> markers,
-                           Tables tables)
+                           QueryMemory* memory, Tables tables)
     : shape_(shape),
       table_heads_(tables == Tables::per_layer ? shape.kv_heads : 1),
       policy_(std::move(policy)),
       needs_(policy_->needs()),
       window_(window),
       buffers_(needs_),
-      queries_(static_cast<size_t>(shape.layers * buffers_.num_entries() * shape.query_heads *
-                                   shape.head_size * size_of(shape.dtype))),
+      queries_(memory, buffers_.num_entries()),
       positions_(static_cast<size_t>(shape.layers * shape.kv_heads / table_heads_)),
       sums_(positions_.size()),
       sum_counts_(static_cast<size_t>(needs_.sums), 0) {
@@ -73,16 +72,34 @@ void RequestCache::commit(int64_t end, bool had_event) {
   if (needs_.cleared) buffers_.clear();
 }
 
-RowsView RequestCache::queries(int64_t layer) {
-  RowsView view;
-  view.dtype = shape_.dtype;
-  view.tokens = buffers_.num_entries();
-  view.heads = shape_.query_heads;
-  view.head_size = shape_.head_size;
-  view.head_stride = shape_.head_size;
-  view.token_stride = shape_.query_heads * shape_.head_size;
-  view.data = queries_.data() + layer * view.tokens * view.token_stride * size_of(shape_.dtype);
-  return view;
+int64_t RequestCache::nbytes_of_queries() const {
+  return queries_.entries() * shape_.layers * queries_.memory().bytes_of_query();
+}
+
+std::vector<uint8_t> RequestCache::read_queries() const {
+  const int64_t bytes = queries_.memory().bytes_of_query();
+  const std::vector<uint8_t> by_entry =
+      queries_.memory().read(queries_.first(), queries_.entries());
+  std::vector<uint8_t> by_layer(by_entry.size(), uint8_t{0});
+  for (const BufferedQuery& query : buffers_.contents()) {
+    for (int64_t layer = 0; layer < shape_.layers; ++layer) {
+      std::copy_n(by_entry.data() + (query.entry * shape_.layers + layer) * bytes, bytes,
+                  by_layer.data() + (layer * queries_.entries() + query.entry) * bytes);
+    }
+  }
+  return by_layer;
+}
+
+void RequestCache::write_queries(std::span<const uint8_t> queries) {
+  const int64_t bytes = queries_.memory().bytes_of_query();
+  std::vector<uint8_t> by_entry(queries.size());
+  for (int64_t layer = 0; layer < shape_.layers; ++layer) {
+    for (int64_t entry = 0; entry < queries_.entries(); ++entry) {
+      std::copy_n(queries.data() + (layer * queries_.entries() + entry) * bytes, bytes,
+                  by_entry.data() + (entry * shape_.layers + layer) * bytes);
+    }
+  }
+  queries_.memory().write(queries_.first(), by_entry);
 }
 
 int64_t RequestCache::kept_of(int64_t table) const {
@@ -163,7 +180,7 @@ std::vector<uint8_t> RequestCache::serialize() const {
   for (const BufferedQuery& query : contents) {
     out.numbers<int64_t>({query.entry, query.position, static_cast<int64_t>(query.phase)});
   }
-  out.array<uint8_t>(queries_);
+  out.array<uint8_t>(read_queries());
   out.array<int64_t>(sum_counts_);
   for (const std::vector<int32_t>& layer : positions_) out.array<int32_t>(layer);
   for (const std::vector<float>& layer : sums_) out.array<float>(layer);
@@ -192,15 +209,15 @@ void RequestCache::deserialize(std::span<const uint8_t> bytes) {
   }
   const std::shared_ptr<const phases::MarkerAutomaton> markers =
       tracker_ ? tracker_->automaton() : nullptr;
-  RequestCache restored(shape_, policy_, window_, markers);
+  RequestCache restored(shape_, policy_, window_, markers, &queries_.memory());
   restored.computed_ = in.number<int64_t>();
   restored.event_at_ = in.number<int64_t>();
   restored.event_kept_ = in.number<int64_t>();
   const std::string tracker = in.text();
   if (tracker_) restored.tracker_ = phases::PhaseTracker::restore(markers, tracker);
   restored.phases_ = in.array<Phase>();
-  restored.buffers_.restore(read_queries(&in, buffers_.num_entries()));
-  restored.queries_ = in.array<uint8_t>();
+  restored.buffers_.restore(read_contents(&in, buffers_.num_entries()));
+  const std::vector<uint8_t> queries = in.array<uint8_t>();
   restored.sum_counts_ = in.array<int64_t>();
   for (std::vector<int32_t>& layer : restored.positions_) layer = in.array<int32_t>();
   for (std::vector<float>& layer : restored.sums_) layer = in.array<float>();
@@ -211,17 +228,18 @@ void RequestCache::deserialize(std::span<const uint8_t> bytes) {
                 std::to_string(expected) + " bytes or entries");
   };
   check_size("phases", restored.phases_.size(), static_cast<size_t>(restored.computed_));
-  check_size("queries", restored.queries_.size(), queries_.size());
+  check_size("queries", queries.size(), static_cast<size_t>(nbytes_of_queries()));
   check_size("sum_counts", restored.sum_counts_.size(), sum_counts_.size());
   const auto keys = static_cast<size_t>(shape_.kv_heads * restored.event_kept_);
   for (const auto& layer : restored.positions_) check_size("positions", layer.size(), keys);
   const size_t sums = keys * static_cast<size_t>(needs_.sums);
   for (const auto& layer : restored.sums_) check_size("sums", layer.size(), sums);
+  restored.write_queries(queries);
   *this = std::move(restored);
 }
 
 int64_t RequestCache::nbytes() const {
-  size_t bytes = phases_.size() + queries_.size();
+  size_t bytes = phases_.size() + static_cast<size_t>(nbytes_of_queries());
   for (const std::vector<int32_t>& layer : positions_) bytes += layer.size() * sizeof(int32_t);
   for (const std::vector<float>& layer : sums_) bytes += layer.size() * sizeof(float);
   return static_cast<int64_t>(bytes);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "eviction/query_buffers.h"
+#include "eviction/query_memory.h"
 #include "phasekv/eviction/evictor.h"
 #include "phasekv/eviction/policy.h"
 #include "phasekv/eviction/window.h"
@@ -21,8 +22,9 @@ enum class Tables { per_layer, per_head };
 
 class RequestCache {
  public:
+  // The buffered queries lie in `memory`, which lives longer.
   RequestCache(const EvictorShape& shape, std::shared_ptr<const Policy> policy, Window window,
-               std::shared_ptr<const phases::MarkerAutomaton> markers,
+               std::shared_ptr<const phases::MarkerAutomaton> markers, QueryMemory* memory,
                Tables tables = Tables::per_layer);
 
   const Policy& policy() const { return *policy_; }
@@ -41,8 +43,8 @@ class RequestCache {
   // The step's tokens are computed: from now on [start(end), end) is held.
   void commit(int64_t end, bool had_event);
 
-  // The query array of a layer, [entries, query heads, head size].
-  RowsView queries(int64_t layer);
+  // Where the entries of the buffers lie.
+  const QueryRange& queries() const { return queries_; }
 
   // Positions of the held keys of a table, [heads, tokens], the tokens of this step included.
   std::vector<int32_t> positions(int64_t table, int64_t tokens) const;
@@ -71,6 +73,11 @@ class RequestCache {
  private:
   // Keys of a head that the last event left.
   int64_t kept_of(int64_t table) const;
+  // The buffered queries, [layers, entries, query heads, head size] of shape.dtype; zeros where
+  // there are none.
+  std::vector<uint8_t> read_queries() const;
+  void write_queries(std::span<const uint8_t> queries);
+  int64_t nbytes_of_queries() const;
 
   EvictorShape shape_;
   int64_t table_heads_;
@@ -84,8 +91,8 @@ class RequestCache {
   int64_t event_at_ = 0;
   int64_t event_kept_ = 0;
   std::optional<phases::PhaseTracker> tracker_;
-  std::vector<Phase> phases_;     // [tokens scheduled]
-  std::vector<uint8_t> queries_;  // [layers, entries, query heads, head size] of shape.dtype
+  std::vector<Phase> phases_;  // [tokens scheduled]
+  QueryRange queries_;
   std::vector<std::vector<int32_t>> positions_;  // [tables][heads * kept at the event]
   std::vector<std::vector<float>> sums_;         // [tables][sums * heads * kept at the event]
   std::vector<int64_t> sum_counts_;              // [sums]

@@ -13,8 +13,8 @@ namespace phasekv::eviction {
 
 class ScheduledRequest {
  public:
-  // Labels the tokens and buffers their queries. Throws invalid_argument where they do not follow
-  // those computed so far.
+  // Labels the tokens and schedules their queries for the query memory. Throws invalid_argument
+  // where they do not follow those computed so far.
   ScheduledRequest(RequestCache* cache, const ScheduledTokens& tokens);
 
   RequestCache& cache() const { return *cache_; }
@@ -24,11 +24,9 @@ class ScheduledRequest {
   // Keys of each KV head that stay at the end of the step, on average over layers and KV heads.
   int64_t kept() const { return end_ - cache_->window().start(end_); }
 
-  // Takes a layer's new queries into the buffers; arguments as of Evictor::layer.
-  void collect(int64_t layer, const RowsView& query, const int64_t* query_rows) const;
-
-  // At an event: the buffered queries, their positions and phases (0 where sums have no phases).
-  const std::vector<BufferedQuery>& queries() const { return queries_; }
+  // At an event: the buffered queries of a layer, in the query memory until it gathers others.
+  RowsView gather_queries(int64_t layer) const;
+  // Their positions and phases (0 where sums have no phases).
   const std::vector<int64_t>& query_positions() const { return query_positions_; }
   const std::vector<int32_t>& query_phases() const { return query_phases_; }
 
@@ -39,9 +37,7 @@ class ScheduledRequest {
   EvictionReport report_;
   int64_t begin_;
   int64_t end_;
-  std::vector<int64_t> batch_rows_;  // of the queries that enter the buffers
-  std::vector<int64_t> entries_;     // where they go
-  std::vector<BufferedQuery> queries_;
+  std::vector<int64_t> entries_;  // of the buffered queries
   std::vector<int64_t> query_positions_;
   std::vector<int32_t> query_phases_;
 };

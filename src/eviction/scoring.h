@@ -6,25 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "eviction/scheduled_request.h"
 #include "phasekv/eviction/policy.h"
-#include "phasekv/tensor.h"
 
 namespace phasekv::eviction {
-
-// The buffered queries of a request's layer, in the order of ScheduledRequest::queries().
-class GatheredQueries {
- public:
-  GatheredQueries(const ScheduledRequest& scheduled, int64_t layer);
-
-  const RowsView& view() const { return view_; }
-  // Of the query heads of one of `kv_heads` KV heads.
-  RowsView of_kv_head(int64_t head, int64_t kv_heads) const;
-
- private:
-  std::vector<uint8_t> memory_;
-  RowsView view_;
-};
 
 // Adds the attention of input.queries to `sums`, [needs.sums, kv heads, tokens].
 void add_attention(const PolicyInput& input, std::vector<float>* sums);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "phasekv/eviction/backend.h"
 #include "phasekv/eviction/policy.h"
 #include "phasekv/eviction/window.h"
 #include "phasekv/layout.h"
@@ -18,6 +19,7 @@
 
 namespace phasekv::eviction {
 
+class QueryMemory;
 class RequestCache;
 
 struct EvictorShape {
@@ -76,7 +78,8 @@ struct EvictionSeconds {
 
 class Evictor {
  public:
-  explicit Evictor(const EvictorShape& shape);
+  // The queries and caches that `layer` is given lie where the backend is.
+  explicit Evictor(const EvictorShape& shape, std::shared_ptr<Backend> backend = cpu_backend());
   ~Evictor();
   Evictor(const Evictor&) = delete;
   Evictor& operator=(const Evictor&) = delete;
@@ -128,6 +131,8 @@ class Evictor {
                       std::vector<float>* sums);
 
   EvictorShape shape_;
+  std::shared_ptr<Backend> backend_;
+  std::unique_ptr<QueryMemory> queries_;
   std::map<int64_t, std::unique_ptr<RequestCache>> caches_;
   std::vector<Scheduled> scheduled_;
   EvictionSeconds seconds_;

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "phasekv/eviction/backend.h"
 #include "phasekv/eviction/triattention_statistics.h"
 #include "phasekv/ops/score_keys.h"
 #include "phasekv/phases/phase.h"
@@ -55,8 +56,10 @@ struct ProtectedTokens {
 };
 
 // One layer of one request at an event. Keys are counted from the first held token; their order
-// within the cache means nothing, `positions` tells.
+// within the cache means nothing, `positions` tells. Keys, values and queries lie where the backend
+// is, and its ops read them; everything else is the host's.
 struct PolicyInput {
+  Backend* backend = cpu_backend().get();
   PagedView key;
   PagedView value;
   const int32_t* block_table = nullptr;      // of the request

@@ -22,6 +22,9 @@
 
 namespace phasekv::eviction {
 
+class QueryMemory;
+
+// Tensors lie in CPU memory.
 class RaggedEvictor {
  public:
   explicit RaggedEvictor(const EvictorShape& shape);
@@ -67,6 +70,7 @@ class RaggedEvictor {
              int64_t table_stride);
 
   EvictorShape shape_;
+  std::unique_ptr<QueryMemory> queries_;
   std::map<int64_t, std::unique_ptr<Request>> requests_;
   std::vector<Scheduled> scheduled_;
   EvictionSeconds seconds_;

@@ -168,7 +168,7 @@ class ExpectedAttention final : public Policy {
  private:
   // [queries, query heads, head_size]
   static std::vector<float> before_rope(const PolicyInput& input) {
-    std::vector<float> queries = float_rows(input.queries);
+    std::vector<float> queries = query_rows(input);
     std::vector<int64_t> back(input.query_positions.size());
     std::transform(input.query_positions.begin(), input.query_positions.end(), back.begin(),
                    std::negate<>());

@@ -56,7 +56,7 @@ class Triattention final : public Policy {
     params.pairing = statistics.pairing;
     params.normalize = true;
     params.scores = scores.data();
-    triattention_score(params);
+    input.backend->triattention_score(params);
   }
 
  private:
