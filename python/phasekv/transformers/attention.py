@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
+from phasekv.errors import UnsupportedError
+
 ATTENTION = "phasekv"
 """Name of the attention function, as transformers registers them."""
 
@@ -20,7 +22,13 @@ def _attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    cache = key.phasekv_cache  # type: ignore[attr-defined]
+    cache = getattr(key, "phasekv_cache", None)
+    if cache is None:
+        raise UnsupportedError(
+            "past_key_values",
+            "a cache of another kind",
+            "inside phasekv.transformers.evict a model runs with the cache of that context",
+        )
     return cache.attend(module.layer_idx, query, scaling), None
 
 

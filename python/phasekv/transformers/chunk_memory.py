@@ -107,10 +107,10 @@ class ChunkMemory:
         bits: int | None = None,
     ) -> None:
         quantization = None if bits is None else Quantization(bits)
+        self._shape = shape_of(model)
         check_family(model)
         self._model = model
         self._tokenizer = tokenizer
-        self._shape = shape_of(model)
         self._rope = rope_of_model(model, self._shape)
         self.identity = identity_of(model, self._shape).quantized(quantization)
         disk = None if directory is None else DiskTier(str(directory), self.identity, rank=0)
@@ -250,9 +250,14 @@ class ChunkMemory:
         if isinstance(part, str):
             if not part:
                 return []
+            if self._tokenizer is None:
+                raise InvalidArgumentError("tokenizer", "None", "one, where parts are texts")
             encoded: list[int] = self._tokenizer.encode(part, add_special_tokens=False)
             return encoded
         listed: list[int] = int32_tokens(part).tolist()
+        known = self._model.get_input_embeddings().num_embeddings
+        if listed and max(listed) >= known:
+            raise InvalidArgumentError("tokens", str(max(listed)), f"below {known}, as the model's")
         return listed
 
     def _segments(

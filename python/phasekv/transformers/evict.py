@@ -12,8 +12,10 @@ from phasekv.errors import InvalidArgumentError, UnsupportedError
 from phasekv.eviction.settings import EvictionChoice, parse_engine_choice
 from phasekv.phases import choose_table, compile_table, token_vocabulary
 from phasekv.transformers.attention import ATTENTION
+from phasekv.transformers.cache_owner import claim
 from phasekv.transformers.evicting_cache import EvictingCache
 from phasekv.transformers.models import ModelShape, shape_of
+from phasekv.transformers.one_context import one_context
 from phasekv.transformers.rotation import rope_of_model
 
 BLOCK_SIZE = 16
@@ -67,25 +69,27 @@ def evict(
     Raises
     ------
     UnsupportedError
-        For models and ways of generating that eviction cannot be combined with.
+        For models and ways of generating that eviction cannot be combined with, and inside of
+        another context.
     InvalidArgumentError
         For a bad option, by its name.
     """
     choice = parse_engine_choice({"policy": policy, "budget": budget, "stride": stride, **options})
     assert choice is not None
+    shape = shape_of(model)
     choice.check(BLOCK_SIZE, model.config.get_text_config(decoder=True).max_position_embeddings)
     eviction = Eviction()
-    shape = shape_of(model)
     rope = rope_of_model(model, shape) if choice.build().needs_rope else None
     before = _Before(shape, choice, _markers_of(tokenizer, phases), rope, eviction)
-    previous = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
-    handle = model.register_forward_pre_hook(before, with_kwargs=True)
-    try:
-        yield eviction
-    finally:
-        handle.remove()
-        model.set_attn_implementation(previous)
+    with one_context(model, "evict"):
+        previous = model.config._attn_implementation
+        model.set_attn_implementation(ATTENTION)
+        handle = model.register_forward_pre_hook(before, with_kwargs=True)
+        try:
+            yield eviction
+        finally:
+            handle.remove()
+            model.set_attn_implementation(previous)
 
 
 def _markers_of(tokenizer: Any, phases: str | None) -> MarkerAutomaton | None:
@@ -109,7 +113,7 @@ class _Before:
     eviction: Eviction
 
     def __call__(
-        self, _model: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+        self, model: Any, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         tokens = named.get("input_ids", arguments[0] if arguments else None)
         if tokens is None:
@@ -121,7 +125,15 @@ class _Before:
                     "past_key_values", type(cache).__name__, "absent, or of an evict() context"
                 )
             cache = EvictingCache(self.shape, self.choice, self.markers, BLOCK_SIZE, self.rope)
-            self.eviction.cache = cache
+        if cache.choice != self.choice:
+            raise InvalidArgumentError(
+                "past_key_values",
+                "a cache of other settings",
+                f"one with {self.choice.policy}, budget {self.choice.budget}, stride "
+                f"{self.choice.stride} and the same options",
+            )
+        claim(cache, model)
+        self.eviction.cache = cache
         mask = named.get("attention_mask")
         if mask is not None and mask.dim() != 2:
             raise UnsupportedError("attention_mask", f"{mask.dim()} dimensions", "it needs two")

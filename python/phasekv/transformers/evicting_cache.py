@@ -63,6 +63,11 @@ class EvictingCache(Cache):  # type: ignore[misc]
         self._columns = 0  # of the forward pass that runs
 
     @property
+    def choice(self) -> EvictionChoice:
+        """Policy, budget and stride."""
+        return self._choice
+
+    @property
     def kv_nbytes(self) -> int:
         """Bytes of the blocks of keys and values, free ones included."""
         return 0 if self._keys is None else self._keys.nbytes
@@ -97,7 +102,22 @@ class EvictingCache(Cache):  # type: ignore[misc]
             int64 [batch, new tokens].
         mask : torch.Tensor or None
             [batch, seen and new tokens]: 0 for padding, which stands before a row's tokens.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For tokens or a mask of another shape, and where an error ended the pass before.
+        UnsupportedError
+            For padding that stands elsewhere.
         """
+        if tokens.dim() != 2 or tokens.shape[1] == 0:
+            raise InvalidArgumentError(
+                "input_ids", str(list(tokens.shape)), "[rows, tokens], one token at least"
+            )
+        if self._columns:
+            raise InvalidArgumentError(
+                "past_key_values", "a cache whose last pass was ended by an error", "a new one"
+            )
         batch, count = tokens.shape
         if self._keys is None:
             kind: type[RaggedKeys | WindowedKeys] = (
@@ -120,6 +140,10 @@ class EvictingCache(Cache):  # type: ignore[misc]
             )
         is_token = torch.ones((batch, count), dtype=torch.bool)
         if mask is not None:
+            if mask.shape[0] != batch or mask.shape[1] < count:
+                raise InvalidArgumentError(
+                    "attention_mask", str(list(mask.shape)), f"[{batch}, {self._seen + count}]"
+                )
             is_token = mask[:, -count:].bool()
         self._refuse_later_padding(is_token)
         rows = [tokens[row][is_token[row]].to(torch.int32) for row in range(batch)]
@@ -181,7 +205,11 @@ class EvictingCache(Cache):  # type: ignore[misc]
 
     def _running(self) -> HeldKeys:
         if self._keys is None or self._columns == 0:
-            raise RuntimeError("the model ran outside of phasekv.transformers.evict")
+            raise InvalidArgumentError(
+                "past_key_values",
+                "an EvictingCache",
+                "used inside of phasekv.transformers.evict only",
+            )
         return self._keys
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from phasekv.errors import MissingCapabilityError, UnsupportedError
+from phasekv.errors import InvalidArgumentError, MissingCapabilityError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,16 @@ def shape_of(model: Any) -> ModelShape:
 
     Raises
     ------
+    InvalidArgumentError
+        For something that is no model.
     UnsupportedError
         For an encoder-decoder, sliding-window or other layers that are not full causal attention,
         logits that are capped, and shapes that differ from layer to layer.
     MissingCapabilityError
         If the model is not on the CPU.
     """
+    if not hasattr(model, "config"):
+        raise InvalidArgumentError("model", type(model).__name__, "a model of transformers")
     config = model.config.get_text_config(decoder=True)
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedError("model", model.config.model_type, "it is no decoder alone")

@@ -9,7 +9,9 @@ from typing import Any
 
 from phasekv.errors import InvalidArgumentError
 from phasekv.quantization import Quantization
+from phasekv.transformers.cache_owner import claim
 from phasekv.transformers.models import shape_of
+from phasekv.transformers.one_context import one_context
 from phasekv.transformers.quantized_cache import RESIDUAL, QuantizedCache
 
 
@@ -50,17 +52,18 @@ def quantize(
     Raises
     ------
     UnsupportedError
-        For models that it cannot be combined with.
+        For models that it cannot be combined with, and inside of another context.
     InvalidArgumentError
         For a bad option, by its name.
     """
     quantization = Quantization(bits, group_size)
     layers = shape_of(model).layers
     QuantizedCache(layers, quantization, residual)  # a bad residual is refused here
+    settings = (quantization, residual, layers)
     generation = QuantizedGeneration()
 
     def give_cache(
-        _model: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+        model: Any, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         cache = named.get("past_key_values")
         if not isinstance(cache, QuantizedCache):
@@ -69,11 +72,19 @@ def quantize(
                     "past_key_values", type(cache).__name__, "absent, or of a quantize() context"
                 )
             cache = QuantizedCache(layers, quantization, residual)
+        if (cache.quantization, cache.residual, len(cache.layers)) != settings:
+            raise InvalidArgumentError(
+                "past_key_values",
+                "a cache of other settings",
+                f"one of {bits} bits, groups of {group_size}, residual {residual}, {layers} layers",
+            )
+        claim(cache, model)
         generation.cache = cache
         return arguments, {**named, "past_key_values": cache, "use_cache": True}
 
-    handle = model.register_forward_pre_hook(give_cache, with_kwargs=True)
-    try:
-        yield generation
-    finally:
-        handle.remove()
+    with one_context(model, "quantize"):
+        handle = model.register_forward_pre_hook(give_cache, with_kwargs=True)
+        try:
+            yield generation
+        finally:
+            handle.remove()

@@ -53,6 +53,23 @@ class QuantizedCache(Cache):  # type: ignore[misc]
         self.quantization = quantization
         self.residual = residual
 
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values that a layer attends, its new ones included."""
+        if layer_idx >= len(self.layers):
+            raise InvalidArgumentError(
+                "past_key_values", f"{len(self.layers)} layers", "as many as the model has"
+            )
+        attended: tuple[torch.Tensor, torch.Tensor]
+        attended = self.layers[layer_idx].update(key_states, value_states)
+        return attended
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors that the cache keeps, measured."""
@@ -146,6 +163,12 @@ class _Part:
         if self._recent is None:
             return new
         batch, heads, recent, head_size = self._recent.shape
+        if (batch, heads, head_size) != (*new.shape[:2], new.shape[3]):
+            raise InvalidArgumentError(
+                "past_key_values",
+                f"{batch} rows of {heads} heads of {head_size}",
+                f"{new.shape[0]} of {new.shape[1]} of {new.shape[3]}, as the model's",
+            )
         begin = self.quantized_tokens
         out = new.new_empty((batch, heads, begin + recent + new.shape[2], head_size))
         if self._quantized is not None:

@@ -94,7 +94,7 @@ def test_page_and_figures_are_made_of_the_results(gallery, tmp_path):
     for name in present:
         found = place_of(gallery, name)
         assert found.startswith(f"the model of {name} (`phasekv analyze {gallery.ANALYSES[name]}`)")
-        assert found.endswith("abacus, torch 9.9.\n")
+        assert found.endswith("\n\nabacus, torch 9.9.\n")
         for words in SAYS[gallery.ANALYSES[name].split()[0]]:
             assert words in found
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from phasekv.errors import InvalidArgumentError, UnsupportedError
 from phasekv.memory import chunk_key
+from phasekv.methods import method_names
 from phasekv.transformers import Chunk, ChunkMemory, chunk_memory
 
 pytestmark = pytest.mark.engine
@@ -32,6 +33,8 @@ SETTINGS = [
     {"method": "prophetkv", "ratio": 0.2},
     {"method": "prophetkv", "ratio": 1.0},
 ]
+METHODS = [*method_names(), "function"]
+SHIFTS = ("agentkvshift", "phaseshift")
 
 
 class Memory(ChunkMemory):
@@ -151,12 +154,69 @@ def test_prophetkv_wants_a_question(case):
         memory.prefill(memory.parts(prompt)[:-1], method="prophetkv")
 
 
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "full_reuse"])
+def test_at_ratio_one_every_method_is_transformers_itself(case, method):
+    memory, prompt = case
+    ours, report = memory.logprobs(prompt, **method_named(method), ratio=1.0)
+    plain = memory._model(torch.tensor([prompt.tokens])).logits[0, -1].log_softmax(-1)
+    torch.testing.assert_close(ours, plain, atol=1e-4, rtol=0)
+    assert report["chunks_found"] == 3
+    assert report["tokens_reused"] == 0
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "full_recompute"])
+def test_exact_chunks_without_probes_are_transformers_itself(case, method):
+    """The note stands behind what it was encoded after; nothing of it is computed again."""
+    memory, _ = case
+    head, note, question = (random_tokens(count, 700 + count) for count in (40, 90, 17))
+    chunk = memory.encode(note, head)
+    choice = {**method_named(method), "recompute_ratio": 0.0}
+    prefill = memory.prefill([head, chunk, question], **choice)
+    assert prefill.report["tokens_reused"] == len(note)
+    assert prefill.seconds > 0
+    tokens = torch.tensor([head + note + question])
+    answers = [
+        memory._model.generate(
+            **inputs,
+            max_new_tokens=8,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        for inputs in (prefill.inputs, {"input_ids": tokens})
+    ]
+    assert torch.equal(answers[0].sequences, answers[1].sequences)
+    ours, plain = (torch.cat(answer.logits).log_softmax(-1) for answer in answers)
+    torch.testing.assert_close(ours, plain, atol=1e-4, rtol=0)
+
+
+def method_named(method):
+    return {"method": method} | ({"function": like_phaseshift} if method == "function" else {})
+
+
+def test_bfloat16_runs(model_folder):
+    """Nothing of an exact chunk is computed again: near transformers' own cache in bfloat16."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder(), dtype=torch.bfloat16)
+    memory = ChunkMemory(model, None)
+    head, note, question = (random_tokens(count, 800 + count) for count in (40, 90, 17))
+    chunk = memory.encode(note, head)
+    plain = model(torch.tensor([head + note + question[:-1]])).past_key_values
+    for method in ("full_reuse", "phaseshift"):
+        prefill = memory.prefill([head, chunk, question], method=method, recompute_ratio=0.1)
+        for ours, theirs in zip(prefill.past_key_values.layers, plain.layers, strict=True):
+            assert ours.keys.dtype == torch.bfloat16
+            difference = (ours.keys - theirs.keys).float().norm()
+            assert difference < 0.05 * theirs.keys.float().norm()
+
+
 @pytest.mark.parametrize("bits", [2, 4])
 def test_quantised_chunks_are_what_the_methods_work_with(make_case, bits):
     """The reference is given what is left of the chunks; nothing else may differ."""
     memory, prompt = make_case(seed=300 + bits, bits=bits)
     cached = [(begin, dequantised(memory, prompt, begin, chunk)) for begin, chunk in prompt.cached]
-    for method in ("full_reuse", "cacheblend", "agentkvshift", "phaseshift"):
+    for method in ("full_reuse", "cacheblend", "cacheblend_lmcache", "epic", *SHIFTS):
         setting = {"method": method, "ratio": 0.2}
         expected, _ = prompt.reference.run(prompt.tokens, cached, Setting(**setting))
         exact, _ = prompt.reference.run(prompt.tokens, prompt.cached, Setting(**setting))
