@@ -7,7 +7,14 @@ import torch
 from eviction_reference import POLICIES, EvictingReference
 from generation import generated
 from tiny_models import random_tokens
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, pipeline
+from tokenizers_for_tests import byte_level_tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 
 from phasekv.errors import InvalidArgumentError, UnsupportedError
 from phasekv.transformers import evict
@@ -144,6 +151,51 @@ def test_phases_come_from_the_tokenizer(demo_model):
     with evict(model, budget=LARGE, tokenizer=tokenizer):
         ours = pipe("The sky is", max_new_tokens=5, do_sample=False)
     assert ours == pipe("The sky is", max_new_tokens=5, do_sample=False)
+
+
+RESPONSE = (
+    "<|im_start|>user\n<tool_response>\n"
+    + "".join(f"The gauge at mill {mill} stands at {mill * 7 % 13} cm.\n" for mill in range(5))
+    + "</tool_response><|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    tags = [f"<{end}{tag}>" for tag in ("think", "tool_call", "tool_response") for end in ("", "/")]
+    backend = byte_level_tokenizer("The weather", ["<|im_start|>", "<|im_end|>"], tags)
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def test_a_chat_with_tool_results_goes_on_in_its_cache(model, tokenizer):
+    history = tokenizer.encode("<|im_start|>user\nHow high is the water?<|im_end|>\n")
+    chat = {"policy": "agentkv", "tokenizer": tokenizer, "phases": "qwen3"}
+    caches = []
+    with evict(model, budget=128, stride=32, **chat) as eviction:
+        for _ in range(3):
+            history += tokenizer.encode(RESPONSE)
+            _, turn = generated(model, [history], past_key_values=eviction.cache)
+            history = turn.sequences[0].tolist()
+            caches.append(eviction.cache)
+    assert caches[0] is caches[1] is caches[2]
+    (report,) = eviction.cache.reports
+    assert report["tokens_seen"] == len(history) - 1
+    assert report["compactions"] >= 3
+    kept = report["kept_by_phase"]
+    assert kept["tool"] > 32
+    assert kept["others"] > 8
+    assert sum(kept.values()) == pytest.approx(128 + (len(history) - 1) % 32, abs=31)
+
+
+def test_a_pipeline_evicts(model, tokenizer):
+    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    with evict(model, budget=128, stride=32) as eviction:
+        (answer,) = pipe(RESPONSE, return_full_text=False, **options)
+        assert eviction.cache.reports[0]["compactions"] >= 1
+        tokens = torch.tensor([tokenizer.encode(RESPONSE)])
+        expected = model.generate(tokens, **options)[0, tokens.shape[1] :]
+    assert answer["generated_text"] == tokenizer.decode(expected, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize(
