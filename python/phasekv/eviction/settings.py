@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -51,8 +52,8 @@ class EvictionChoice:
         own holds for all requests.
     policy : str
         One of ``phasekv.policies.names()``, or "function".
-    function : str or None
-        "module:name" of the Python function that scores, with policy "function".
+    function : str, callable or None
+        The Python function that scores, as "module:name" or itself, with policy "function".
     compress_prompt : str
         "chunk": a prompt is compressed whenever a scheduled chunk of it exceeds the window;
         "end": only when it is complete (it must then fit into the cache).
@@ -65,7 +66,7 @@ class EvictionChoice:
     budget: int
     stride: int = 128
     policy: str = "phase_balanced"
-    function: str | None = None
+    function: str | Callable[..., Any] | None = None
     compress_prompt: str = "chunk"
     queries: int | None = None
     sinks: int | None = None
@@ -88,7 +89,7 @@ class EvictionChoice:
         """
         if self.policy == FUNCTION:
             return FunctionPolicy(
-                load_function(self.function),
+                self.function if callable(self.function) else load_function(self.function),
                 queries=32 if self.queries is None else self.queries,
                 sinks=4 if self.sinks is None else self.sinks,
                 recent=0 if self.recent is None else self.recent,
@@ -196,12 +197,15 @@ def _parse(settings: dict[str, Any], base: EvictionChoice) -> EvictionChoice:
     compress = settings.get("compress_prompt", base.compress_prompt)
     if compress not in ("chunk", "end"):
         raise InvalidArgumentError("compress_prompt", repr(compress), '"chunk" or "end"')
+    function = settings.get("function", base.function)
+    if not callable(function):
+        function = optional_text(settings, "function", function)
     return EvictionChoice(
         budget=base.budget,
         stride=base.stride,
         policy=policy,
         compress_prompt=compress,
-        function=optional_text(settings, "function", base.function),
+        function=function,
         queries=optional_integer(settings, "queries", 1, base.queries),
         sinks=optional_integer(settings, "sinks", 0, base.sinks),
         recent=optional_integer(settings, "recent", 0, base.recent),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import python_policies
 import torch
 from eviction_reference import POLICIES, EvictingReference
 from generation import generated
@@ -120,18 +121,32 @@ def test_a_turn_goes_on_with_the_cache(model):
 
 
 def test_a_function_in_python_scores_here_too(model):
-    """The same file as in the tests of vLLM; one that fails keeps the newest, and is named."""
+    """The same file as in the tests of vLLM, and the function itself."""
     tokens = [random_tokens(200, 12)]
-    positions = []
-    for function in ("newest", "not_a_number"):
-        wish = {"policy": "function", "function": f"python_policies:{function}"}
-        with evict(model, budget=128, stride=32, sinks=0, **wish) as eviction:
+    for function in ("python_policies:newest", python_policies.newest):
+        options = {"policy": "function", "function": function, "sinks": 0}
+        with evict(model, budget=128, stride=32, **options) as eviction:
             generated(model, tokens, max_new_tokens=1)
-        positions.append(eviction.cache.positions(0, 1).sort().values)
+        expected = torch.arange(192 - 128, 200).expand(2, -1)
+        assert torch.equal(eviction.cache.positions(0, 1).sort().values, expected)
+        assert "failure" not in eviction.cache.reports[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (python_policies.not_a_number, "not finite"),
+        (python_policies.wrong_shape, "[2, 199]"),
+        (python_policies.raises, "no idea"),
+    ],
+)
+def test_a_function_that_fails_keeps_the_newest_and_is_named(model, function, says):
+    options = {"policy": "function", "function": function, "sinks": 0}
+    with evict(model, budget=128, stride=32, **options) as eviction:
+        generated(model, [random_tokens(200, 12)], max_new_tokens=1)
     expected = torch.arange(192 - 128, 200).expand(2, -1)
-    assert torch.equal(positions[0], expected)
-    assert torch.equal(positions[1], expected)
-    assert "not finite" in eviction.cache.reports[0]["failure"]
+    assert torch.equal(eviction.cache.positions(0, 1).sort().values, expected)
+    assert says in eviction.cache.reports[0]["failure"]
 
 
 def test_phases_come_from_the_tokenizer(demo_model):
