@@ -16,10 +16,16 @@ export PYTEST_WORKERS ?= $(shell nproc)
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-# Other libraries that benchmarks compare with, which want other versions of what we have; what they
-# do not bring themselves they take from .venv.
+# Environments that have other versions of what we have; what they do not bring themselves they take
+# from .venv. $(call overlay,FOLDER,REQUIREMENTS) makes or completes one.
 PEERS := $(CURDIR)/.venv-peers
+TRANSFORMERS_4 := $(CURDIR)/.venv-transformers4
 PRINT_PACKAGES := import sysconfig; print(sysconfig.get_paths()["purelib"])
+define overlay
+@test -x "$(1)/bin/python" || python -m venv "$(1)"
+@"$(1)/bin/python" -m pip install --quiet --no-deps -r $(2)
+@python -c '$(PRINT_PACKAGES)' >"$$("$(1)/bin/python" -c '$(PRINT_PACKAGES)')/zz_phasekv.pth"
+endef
 
 WARNINGS_AS_ERRORS := $(if $(CI),ON,OFF)
 PACKAGE_SOURCES := $(shell find include src kernels python CMakeLists.txt pyproject.toml README.md LICENSE \
@@ -33,10 +39,11 @@ TIDY_ARGS = --extra-arg=-idirafter$(shell c++ -print-file-name=include) \
 CMAKE_FILES = $(shell git ls-files '*CMakeLists.txt' '*.cmake')
 INSTALLED := $(VENV)/.phasekv-installed
 
-.PHONY: help env configure build install model demo test test-cpp test-python lint format peers bench clean
+.PHONY: help env configure build install model demo test test-cpp test-python test-transformers-4 \
+    lint format peers bench clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: ## Make or complete .venv and, where allowed, install the Debian packages
 	@python/environment/setup.sh
@@ -72,7 +79,8 @@ demo: model ## Run the memory and the agent demo and write their report
 
 test: model ## Run the C++ and the Python tests
 	@status=0; $(MAKE) --no-print-directory test-cpp || status=1; \
-	$(MAKE) --no-print-directory test-python || status=1; exit $$status
+	$(MAKE) --no-print-directory test-python || status=1; \
+	$(MAKE) --no-print-directory test-transformers-4 || status=1; exit $$status
 
 test-cpp: build
 	@echo "==> C++ tests"
@@ -81,6 +89,13 @@ test-cpp: build
 test-python: model
 	@echo "==> Python tests"
 	@python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-transformers-4: model ## Run the tests of the transformers adapter with transformers 4.57
+	@echo "==> Python tests with transformers 4"
+	$(call overlay,$(TRANSFORMERS_4),tests/python/transformers4.txt)
+	@"$(TRANSFORMERS_4)/bin/python" -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile \
+	  tests/python/engine/test_transformers_*.py tests/python/engine/test_quantized_cache.py \
+	  tests/python/analysis $(PYTEST_ARGS)
 
 lint: configure ## Run every formatter and linter without changing a file
 	@status=0; \
@@ -100,9 +115,7 @@ format: env ## Format every file
 	@ruff format . && ruff check --fix .
 
 peers: install ## Make .venv-peers with kvpress, for benchmarks/peers.py
-	@test -x "$(PEERS)/bin/python" || python -m venv "$(PEERS)"
-	@"$(PEERS)/bin/python" -m pip install --quiet --no-deps -r benchmarks/peers.txt
-	@python -c '$(PRINT_PACKAGES)' >"$$("$(PEERS)/bin/python" -c '$(PRINT_PACKAGES)')/zz_phasekv.pth"
+	$(call overlay,$(PEERS),benchmarks/peers.txt)
 
 bench: model ## Measure the prefill speedup
 	@python benchmarks/prefill.py $(BENCH_ARGS)

@@ -311,6 +311,7 @@ def _write_config(fields: _Fields, shape: LlamaShape, tied: bool, folder: Path) 
         "num_key_value_heads": shape.kv_heads,
         "rms_norm_eps": shape.norm_epsilon,
         "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "rope_theta": shape.rope_theta,  # where transformers before 5 looks for it
         "tie_word_embeddings": tied,
         "use_cache": True,
         "vocab_size": shape.vocabulary,

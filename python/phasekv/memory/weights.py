@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phasekv.memory.keys import ModelIdentity
+from phasekv.transformers_versions import declared_rotation
 
 
 def identity_of_weights(
@@ -33,11 +34,10 @@ def identity_of_weights(
     num_kv_heads, head_size, tensor_parallel_size : int
         As in ``ModelIdentity``.
     """
-    rope = dict(getattr(text_config, "rope_parameters", None) or {})
     return ModelIdentity(
         model=weights,
         dtype=str(dtype).removeprefix("torch."),
-        rope=json.dumps(rope, sort_keys=True, default=str),
+        rope=json.dumps(declared_rotation(text_config), sort_keys=True, default=str),
         num_layers=text_config.num_hidden_layers,
         num_kv_heads=num_kv_heads,
         head_size=head_size,

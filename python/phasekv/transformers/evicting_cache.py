@@ -19,6 +19,7 @@ from phasekv.transformers.held_keys import HeldKeys, Step
 from phasekv.transformers.models import ModelShape
 from phasekv.transformers.ragged_keys import RaggedKeys
 from phasekv.transformers.windowed_keys import WindowedKeys
+from phasekv.transformers_versions import new_tokens_of
 
 
 class EvictingCache(Cache):  # type: ignore[misc]
@@ -238,9 +239,9 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         """Tokens so far, padding included."""
         return self._cache.seen()
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
         """Length and offset of what a mask would cover."""
-        return self._cache.seen() + query_length, 0
+        return self._cache.seen() + new_tokens_of(query), 0
 
     def get_max_length(self) -> int:
         """No limit."""

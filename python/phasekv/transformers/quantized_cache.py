@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from phasekv.errors import InvalidArgumentError, UnsupportedError
 from phasekv.quantization import GroupAxis, Quantization, QuantizedRows
+from phasekv.transformers_versions import new_tokens_of
 
 RESIDUAL = 128
 """Of KIVI's published tables."""
@@ -241,9 +242,9 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         """Tokens so far, padding included."""
         return self.key_part.tokens
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
         """Length and offset of what a mask covers."""
-        return self.get_seq_length() + query_length, 0
+        return self.get_seq_length() + new_tokens_of(query), 0
 
     def get_max_length(self) -> int:
         """No limit."""

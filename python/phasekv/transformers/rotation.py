@@ -10,6 +10,7 @@ from phasekv import _core
 from phasekv.errors import UnsupportedError
 from phasekv.reuse.rotation import check_rotation, rope_of, rotation_parameters
 from phasekv.transformers.models import ModelShape
+from phasekv.transformers_versions import declared_rotation
 
 
 def rope_of_model(model: Any, shape: ModelShape) -> _core.Rope:
@@ -24,7 +25,7 @@ def rope_of_model(model: Any, shape: ModelShape) -> _core.Rope:
     module = getattr(getattr(model, "model", None), "rotary_emb", None)
     if module is None:
         raise UnsupportedError("model", model.config.model_type, "it has no rotary embedding")
-    declared = dict(config.rope_parameters)
+    declared = declared_rotation(config)
     rope = rope_of(
         rotation_parameters(
             declared,

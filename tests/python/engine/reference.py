@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-from transformers import AutoModelForCausalLM
+from tiny_models import load_model_in_float64
 
 
 @dataclass
@@ -46,10 +46,7 @@ class Reference:
     """A causal language model of the Llama family in float64."""
 
     def __init__(self, folder: str) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, experts_implementation="eager"
-        ).double()
-        self.model.eval()
+        self.model = load_model_in_float64(folder)
         self.config = self.model.config
         self.layers = self.model.model.layers
         self.kv_heads = self.config.num_key_value_heads

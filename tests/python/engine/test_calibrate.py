@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import random_tokens
-from transformers import AutoModelForCausalLM
+from tiny_models import load_model_in_float64, random_tokens
 
 from commands import run_checked
 from phasekv.calibration import load_calibration
@@ -22,9 +21,7 @@ pytestmark = pytest.mark.engine
 @torch.no_grad()
 def expected_means(folder, pieces):
     """Mean query and mean norm of each pair, layer and head; queries as they enter RoPE."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, experts_implementation="eager"
-    ).double()
+    model = load_model_in_float64(folder)
     taken = [[] for _ in model.model.layers]
 
     def keep(index):

@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from phasekv.errors import InvalidArgumentError, UnsupportedError
 from phasekv.quantization import Quantization
 from phasekv.transformers import QuantizedCache, quantize
+from phasekv.transformers_versions import new_tokens_of
 from quantized_reference import kept
 
 pytestmark = pytest.mark.engine
@@ -61,10 +62,13 @@ class ReferenceLayer(CacheLayerMixin):
     def get_seq_length(self):
         return sum(keys.shape[2] for keys, _ in self.passes)
 
-    def get_mask_sizes(self, query_length):
-        return self.get_seq_length() + query_length, 0
+    def get_mask_sizes(self, query):
+        return self.get_seq_length() + new_tokens_of(query), 0
 
     def get_max_length(self):
+        return -1
+
+    def get_max_cache_shape(self):
         return -1
 
 

@@ -7,8 +7,10 @@ in the keys cannot be seen.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCABULARY = 512
@@ -78,10 +80,14 @@ def make_model(folder: Path, family: str, rope: str = "default", **changes: obje
     **changes
         Further fields of its configuration.
     """
+    declared = ROPE_TYPES[rope]
+    scaling = {name: value for name, value in declared.items() if name != "rope_theta"}
     settings = {
         **COMMON,
         **FAMILIES[family],
-        "rope_parameters": dict(ROPE_TYPES[rope]),
+        # As files of transformers 4 have it, which version 5 reads too.
+        "rope_theta": declared["rope_theta"],
+        "rope_scaling": None if rope == "default" else scaling,
         **changes,
     }
     config = AutoConfig.for_model(family, **settings)
@@ -89,6 +95,13 @@ def make_model(folder: Path, family: str, rope: str = "default", **changes: obje
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
     return folder
+
+
+def load_model_in_float64(folder: Path | str) -> Any:
+    """The model, every expert of a mixture computed for itself, as transformers 4 does anyway."""
+    named = {} if transformers.__version__.startswith("4.") else {"experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **named)
+    return model.double().eval()
 
 
 def random_tokens(count: int, seed: int) -> list[int]:
