@@ -296,7 +296,7 @@ def quantized_fidelity_table(result: dict[str, Any]) -> str:
     more = {
         line["first"]: interval_of(line["kl"], "+")
         for line in result["differences"]
-        if line["second"].endswith(", exact")
+        if line["second"] == f"{name_in(line)}, exact"
     }
     header = ["method", "notes", "KL (95 % interval)", "KL more than with exact notes", "top-1"]
     rows = []
