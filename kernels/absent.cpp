@@ -71,6 +71,11 @@ void key_redundancy(const KeyRedundancyParams& /*params*/, const Workspace& /*wo
   refuse("cuda");
 }
 int64_t key_redundancy_workspace_bytes(const KeyRedundancyParams& /*params*/) { refuse("cuda"); }
+void keydiff_score(const KeydiffScoreParams& /*params*/, const Workspace& /*workspace*/,
+                   Stream /*stream*/) {
+  refuse("cuda");
+}
+int64_t keydiff_score_workspace_bytes(const KeydiffScoreParams& /*params*/) { refuse("cuda"); }
 void select_top(const SelectTopParams& /*params*/, const SelectTopOutput& /*output*/,
                 const Workspace& /*workspace*/, Stream /*stream*/) {
   refuse("cuda");

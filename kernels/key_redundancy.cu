@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "key_directions.cuh"
 #include "key_tile.cuh"
 #include "launch.cuh"
 #include "phasekv/cuda.h"
@@ -16,16 +17,8 @@
 namespace phasekv::cuda {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kKeysPerWarp = 8;
-constexpr int kChunkKeys = kWarps * kKeysPerWarp;  // that a block measures
-constexpr int kDimsPerLane = 8;
-constexpr int kMostDims = kDimsPerLane * kWarpSize;
-static_assert(kMostDims == kMaxKeyTileHeadSize);
 constexpr int kStrip = 256;  // chunks that are looked through at a time
 constexpr int kSoftmaxThreads = 512;
-constexpr float kNormAddend = 1e-8F;
 // Cosines that are left out are added up as whole numbers of this, in any order.
 constexpr float kCosineUnit = 1.0F / (int64_t{1} << 40);
 constexpr float kUnitsOfACosine = static_cast<float>(int64_t{1} << 40);
@@ -72,36 +65,8 @@ __device__ inline int key_position(const KeyRedundancyParams& params, int64_t kv
   return params.positions == nullptr ? key : params.positions[kv_head * params.tokens + key];
 }
 
-// A warp has a row; lane l its dimensions dimension_of(0), ..., dimension_of(kDimsPerLane - 1), and
-// zeros for those beyond the head.
-__device__ inline int dimension_of(bool is_aligned, int i) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  return is_aligned ? lane * kDimsPerLane + i : lane + i * kWarpSize;
-}
-
-__device__ inline void load_row(const KeyRows& rows, int key, float (&values)[kDimsPerLane]) {
-  const auto head_size = static_cast<int>(rows.view->head_size);
-#pragma unroll
-  for (float& x : values) x = 0.0F;
-  if (rows.is_aligned) {
-    const int dim = dimension_of(true, 0);
-    if (dim < head_size) {
-      load_vector<kDimsPerLane>(rows.data(), rows.dtype(), rows.offset(key) + dim, values);
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kDimsPerLane; ++i) {
-    const int dim = dimension_of(false, i);
-    if (dim < head_size) {
-      values[i] =
-          load_element(rows.data(), rows.dtype(), rows.offset(key) + rows.offset_in_row(dim));
-    }
-  }
-}
-
 struct MeasureMemory {
-  float sums[kWarps][kMostDims];
+  DirectionMemory directions;
   int positions[kChunkKeys];
 };
 
@@ -110,41 +75,16 @@ __global__ void __launch_bounds__(kThreads)
     measure_kernel(KeyRedundancyParams params, RedundancyMemory memory, bool is_aligned) {
   auto& shared = *reinterpret_cast<MeasureMemory*>(dynamic_shared_memory());
   const KeyRows rows = key_rows_of(params, is_aligned);
-  const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / kWarpSize;
-  const int lane = thread % kWarpSize;
   const int64_t kv_head = blockIdx.y;
   const int first_key = static_cast<int>(blockIdx.x) * kChunkKeys;
   const int64_t first_index = kv_head * params.tokens;
-  float sums[kDimsPerLane] = {};
-  for (int i = 0; i < kKeysPerWarp; ++i) {
-    const int key = first_key + warp * kKeysPerWarp + i;
-    if (!rows.has(key)) break;  // the whole warp
-    float values[kDimsPerLane];
-    load_row(rows, key, values);
-    float squares = 0.0F;
-#pragma unroll
-    for (const float x : values) squares = fmaf(x, x, squares);
-    const float inverse = 1.0F / (sqrtf(warp_sum(squares)) + kNormAddend);
-#pragma unroll
-    for (int j = 0; j < kDimsPerLane; ++j) sums[j] = fmaf(values[j], inverse, sums[j]);
-    if (lane != 0) continue;
-    memory.inverse_norms[first_index + key] = inverse;
-    memory.omitted[first_index + key] = 0;
-    shared.positions[warp * kKeysPerWarp + i] = key_position(params, kv_head, key);
-  }
-#pragma unroll
-  for (int i = 0; i < kDimsPerLane; ++i) {
-    shared.sums[warp][dimension_of(is_aligned, i)] = sums[i];
-  }
-  __syncthreads();
   const int64_t chunk = kv_head * memory.chunks + blockIdx.x;
-  for (int dim = thread; dim < params.key.head_size; dim += kThreads) {
-    float sum = 0.0F;
-    for (int i = 0; i < kWarps; ++i) sum += shared.sums[i][dim];
-    memory.chunk_sums[chunk * params.key.head_size + dim] = sum;
-  }
-  if (thread != 0) return;
+  measure_directions(rows, first_key, shared.directions, memory.inverse_norms + first_index,
+                     memory.chunk_sums + chunk * params.key.head_size, [&](int key) {
+                       memory.omitted[first_index + key] = 0;
+                       shared.positions[key - first_key] = key_position(params, kv_head, key);
+                     });
+  if (threadIdx.x != 0) return;
   int64_t first = candidate_of(shared.positions[0], first_key);
   int last = shared.positions[0];
   for (int i = 1; i < kChunkKeys && rows.has(first_key + i); ++i) {
@@ -333,32 +273,17 @@ __global__ void __launch_bounds__(kKeyTileThreads)
 __global__ void __launch_bounds__(kThreads)
     mean_cosines_kernel(KeyRedundancyParams params, RedundancyMemory memory, bool is_aligned) {
   const KeyRows rows = key_rows_of(params, is_aligned);
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int64_t kv_head = blockIdx.y;
-  const auto head_size = static_cast<int>(params.key.head_size);
-  float sums[kDimsPerLane];
-#pragma unroll
-  for (int i = 0; i < kDimsPerLane; ++i) {
-    const int dim = dimension_of(is_aligned, i);
-    sums[i] = dim < head_size ? memory.sums[kv_head * head_size + dim] : 0.0F;
-  }
-  for (int i = 0; i < kKeysPerWarp; ++i) {
-    const int key = static_cast<int>(blockIdx.x) * kChunkKeys + warp * kKeysPerWarp + i;
-    if (!rows.has(key)) break;  // the whole warp
-    float values[kDimsPerLane];
-    load_row(rows, key, values);
-    float product = 0.0F;
-#pragma unroll
-    for (int j = 0; j < kDimsPerLane; ++j) product = fmaf(values[j], sums[j], product);
-    product = warp_sum(product);
-    if (threadIdx.x % kWarpSize != 0) continue;
-    const int64_t index = kv_head * params.tokens + key;
-    const float inverse = memory.inverse_norms[index];
-    const float norm = 1.0F - kNormAddend * inverse;  // of the normalized key
-    const float omitted = static_cast<float>(static_cast<int64_t>(memory.omitted[index]));
-    params.redundancy[index] = (product * inverse - norm * norm - omitted * kCosineUnit) /
-                               static_cast<float>(params.tokens);
-  }
+  const float* sum = memory.sums + kv_head * params.key.head_size;
+  multiply_directions(
+      rows, static_cast<int>(blockIdx.x) * kChunkKeys, sum, [&](int key, float product) {
+        const int64_t index = kv_head * params.tokens + key;
+        const float inverse = memory.inverse_norms[index];
+        const float norm = 1.0F - kNormAddend * inverse;  // of the normalized key
+        const float omitted = static_cast<float>(static_cast<int64_t>(memory.omitted[index]));
+        params.redundancy[index] = (product * inverse - norm * norm - omitted * kCosineUnit) /
+                                   static_cast<float>(params.tokens);
+      });
 }
 
 // Of all threads' values, in order. `values` [warps] is shared memory that nobody uses.

@@ -330,6 +330,13 @@ def scores(layer: Layer) -> list[Work]:
             bytes=keys + layer.floats[0].nbytes,
             flop=2.0 * KV_HEADS * layer.tokens**2 * HEAD_SIZE,
         ),
+        Work(
+            "keydiff_score",
+            layer.tokens,
+            lambda: _core.keydiff_score(scores=layer.floats[0], **request),
+            bytes=keys + layer.floats[0].nbytes,
+            flop=4.0 * KV_HEADS * layer.tokens * HEAD_SIZE,
+        ),
     ]
 
 

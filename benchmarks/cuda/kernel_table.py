@@ -284,6 +284,18 @@ TABLE = (
         on_tensor_cores=True,
     ),
     Kernel(
+        op="keydiff_score, each of two passes",
+        entry=r"compare_keys_kernel",
+        family=r"(measure|compare)_keys_kernel",
+        threads=128,
+        shared_bytes=4 * 256 * 4,
+        most_registers=64,
+        least_bytes=TOKENS * (ROW + KV_HEADS * 4),
+        planned_bytes=TOKENS * (ROW + 2 * KV_HEADS * 4),
+        flops=2 * TOKENS * KV_HEADS * HEAD_SIZE,
+        bound="memory",
+    ),
+    Kernel(
         op="triattention_score",
         entry=r"12score_kernel",
         family=r"12score_kernel",

@@ -116,6 +116,7 @@ class EvictionWorkload final : public Workload {
     multiply("key_redundancy distinct", "tokens", pair_flop(),
              [this] { measure_redundancy(kAboveEverySimilarity); });
     multiply("key_redundancy similar", "tokens", pair_flop(), [this] { measure_redundancy(0.1F); });
+    move("keydiff_score", "tokens", key_bytes(), 0, [this] { compare_directions(); });
     move("triattention_score", "tokens", key_bytes(), 0, [this] { score_triattention(); });
     move("push_queries", "", 2 * query_elements() * size_of(shape_.dtype), 0, [this] { push(); });
     move("compact", "keys tokens", moved_bytes(), line_bytes(key(), value()),
@@ -272,6 +273,14 @@ class EvictionWorkload final : public Workload {
                     .tokens = shape_.tokens,
                     .threshold = threshold,
                     .redundancy = scores_.data()});
+  }
+
+  void compare_directions() {
+    keydiff_score({.key = key(),
+                   .block_table = block_table_.data(),
+                   .first_token = kFirstToken,
+                   .tokens = shape_.tokens,
+                   .scores = scores_.data()});
   }
 
   void score_triattention() {

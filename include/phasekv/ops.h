@@ -11,6 +11,7 @@
 #include "phasekv/ops/divergence.h"
 #include "phasekv/ops/gather_scatter.h"
 #include "phasekv/ops/key_redundancy.h"
+#include "phasekv/ops/keydiff_score.h"
 #include "phasekv/ops/mean_residual.h"
 #include "phasekv/ops/push_queries.h"
 #include "phasekv/ops/quantize.h"

@@ -18,6 +18,7 @@ void register_compact(pybind11::module_& module);
 void register_divergence(pybind11::module_& module);
 void register_gather_scatter(pybind11::module_& module);
 void register_key_redundancy(pybind11::module_& module);
+void register_keydiff_score(pybind11::module_& module);
 void register_mean_residual(pybind11::module_& module);
 void register_push_queries(pybind11::module_& module);
 void register_quantize(pybind11::module_& module);

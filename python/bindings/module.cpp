@@ -22,6 +22,7 @@ PYBIND11_MODULE(_core, module) {
   register_divergence(module);
   register_gather_scatter(module);
   register_key_redundancy(module);
+  register_keydiff_score(module);
   register_mean_residual(module);
   register_push_queries(module);
   register_quantize(module);

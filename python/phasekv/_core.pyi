@@ -207,6 +207,15 @@ def key_redundancy(
     redundancy: Tensor,
     stream: int | None = None,
 ) -> None: ...
+def keydiff_score(
+    *,
+    key: PagedView,
+    block_table: Tensor,
+    first_token: int,
+    tokens: int,
+    scores: Tensor,
+    stream: int | None = None,
+) -> None: ...
 def triattention_query(
     *,
     rope: Rope,

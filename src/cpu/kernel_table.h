@@ -8,6 +8,7 @@
 #include "phasekv/ops/divergence.h"
 #include "phasekv/ops/gather_scatter.h"
 #include "phasekv/ops/key_redundancy.h"
+#include "phasekv/ops/keydiff_score.h"
 #include "phasekv/ops/mean_residual.h"
 #include "phasekv/ops/push_queries.h"
 #include "phasekv/ops/quantize.h"
@@ -30,6 +31,7 @@ struct KernelTable {
   void (*accumulate_attention)(const AccumulateAttentionParams&);
   void (*compact)(const CompactParams&);
   void (*key_redundancy)(const KeyRedundancyParams&);
+  void (*keydiff_score)(const KeydiffScoreParams&);
   void (*triattention_score)(const TriattentionScoreParams&);
   void (*quantize)(const QuantizeParams&);
   void (*dequantize)(const DequantizeParams&);

@@ -12,6 +12,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/key_columns.h"
+#include "cpu/key_directions.h"
 #include "cpu/product.h"
 #include "cpu/scratch.h"
 #include "cpu/unpack.h"
@@ -20,7 +21,6 @@
 namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE {
 namespace {
 
-constexpr float kNormAddend = 1e-8F;
 constexpr int64_t kNoPosition = INT64_MIN;
 
 // Floats in whole cache lines.
@@ -179,30 +179,12 @@ class Redundancy {
     return params_.positions == nullptr ? token : params_.positions[head * params_.tokens + token];
   }
 
-  void add_chunk(const KeyChunk& chunk, int64_t skipped, const HeadState& state) {
-    const float* keys = chunk.keys + skipped;
-    const int64_t count = chunk.columns - skipped;
-    float* inverse_norm = state.inverse_norm + chunk.begin + skipped;
-    float* bound = state.bound + chunk.begin + skipped;
-    for_lanes(0, count, [&](auto lanes, int64_t i, int n) {
-      Vec squares = zero();
-      for (int64_t d = 0; d < head_size_; ++d) {
-        const Vec x = load_lanes<lanes.kFull>(keys + d * chunk.stride + i, n);
-        squares = fma(x, x, squares);
-      }
-      store_lanes<lanes.kFull>(bound + i, sqrt(squares) + broadcast(kNormAddend), n);
-    });
-    for (int64_t i = 0; i < count; ++i) {
-      inverse_norm[i] = 1.0F / bound[i];
-      bound[i] *= params_.threshold;
-    }
-    for (int64_t d = 0; d < head_size_; ++d) {
-      Vec sum = zero();
-      for_lanes(0, count, [&](auto lanes, int64_t i, int n) {
-        sum = fma(load_lanes<lanes.kFull>(keys + d * chunk.stride + i, n),
-                  load_lanes<lanes.kFull>(inverse_norm + i, n), sum);
-      });
-      state.sum[d] += reduce_add(sum);
+  void add_chunk(const KeyChunk& chunk, int64_t skipped, const HeadState& state) const {
+    float* inverse_norm = state.inverse_norm + chunk.begin;
+    float* bound = state.bound + chunk.begin;
+    add_directions(chunk, skipped, head_size_, inverse_norm, state.sum);
+    for (int64_t i = skipped; i < chunk.columns; ++i) {
+      bound[i] = params_.threshold / inverse_norm[i];
     }
   }
 

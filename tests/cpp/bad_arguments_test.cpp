@@ -291,6 +291,13 @@ class BadRequestArguments : public BadArguments {
     params.redundancy = floats_.data();
     return params;
   }
+  KeydiffScoreParams keydiff() {
+    return {.key = cache_.view(Half::key),
+            .block_table = block_table_.data(),
+            .first_token = 18,
+            .tokens = kKeys,
+            .scores = floats_.data()};
+  }
   TriattentionScoreParams triattention() {
     TriattentionScoreParams params;
     params.key = cache_.view(Half::key);
@@ -330,6 +337,7 @@ TEST_F(BadRequestArguments, KeyRange) {
   expect_refused(entry, "4", [&] { score_keys(score()); });
   expect_refused(entry, "4", [&] { accumulate_attention(accumulate()); });
   expect_refused(entry, "4", [&] { key_redundancy(redundancy()); });
+  expect_refused(entry, "4", [&] { keydiff_score(keydiff()); });
   expect_refused(entry, "4", [&] { triattention_score(triattention()); });
   to_[2] = 14;
   expect_refused(entry, "4", [&] { compact(moves()); });
@@ -459,6 +467,9 @@ TEST_F(BadRequestArguments, KeyScores) {
   params = redundancy();
   params.redundancy = nullptr;
   expect_refused("redundancy", "null", [&] { key_redundancy(params); });
+  KeydiffScoreParams compared = keydiff();
+  compared.scores = nullptr;
+  expect_refused("scores", "null", [&] { keydiff_score(compared); });
   TriattentionScoreParams scored = triattention();
   scored.query_heads = 3;
   expect_refused("query_heads", "3", [&] { triattention_score(scored); });

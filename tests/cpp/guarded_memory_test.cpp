@@ -204,6 +204,11 @@ void use_all_request_ops(DataType dtype, int64_t block_size, int64_t first_token
                   .first_token = first_token,
                   .tokens = tokens,
                   .redundancy = scores});
+  keydiff_score({.key = kv.key,
+                 .block_table = block_table,
+                 .first_token = first_token,
+                 .tokens = tokens,
+                 .scores = scores});
   triattention_score({.key = kv.key,
                       .block_table = block_table,
                       .first_token = first_token,

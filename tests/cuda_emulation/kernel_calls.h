@@ -81,6 +81,11 @@ struct KernelCalls {
     const Run run;
     cuda::key_redundancy(params, scratch.workspace(), nullptr);
   }
+  static void keydiff_score(const KeydiffScoreParams& params) {
+    Scratch scratch(cuda::keydiff_score_workspace_bytes(params));
+    const Run run;
+    cuda::keydiff_score(params, scratch.workspace(), nullptr);
+  }
   static void quantize(const QuantizeParams& params) {
     const Run run;
     cuda::quantize(params, nullptr);
@@ -127,6 +132,7 @@ struct KernelCalls {
     table.compact = compact;
     table.triattention_score = triattention_score;
     table.key_redundancy = key_redundancy;
+    table.keydiff_score = keydiff_score;
     table.quantize = quantize;
     table.dequantize = dequantize;
     return table;

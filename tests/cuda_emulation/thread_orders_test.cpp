@@ -174,6 +174,13 @@ class Problem {
     params.redundancy = floats_.data();
     key_redundancy(params);
   }
+  void score_by_direction() {
+    keydiff_score({.key = cache_.view(Half::key),
+                   .block_table = block_table_.data(),
+                   .first_token = 3,
+                   .tokens = 2 * kTokens,
+                   .scores = floats_.data()});
+  }
   void score_by_frequency() {
     const std::vector<float> query(static_cast<size_t>(2 * kHeads * query_.view().head_size), 0.3F);
     for (const bool normalizes : {false, true}) {
@@ -286,6 +293,7 @@ TEST(EveryThreadOrder, Compact) { expect_same_in_every_order(&Problem::move); }
 TEST(EveryThreadOrder, ScoreKeys) { expect_same_in_every_order(&Problem::score); }
 TEST(EveryThreadOrder, AccumulateAttention) { expect_same_in_every_order(&Problem::accumulate); }
 TEST(EveryThreadOrder, KeyRedundancy) { expect_same_in_every_order(&Problem::find_redundancy); }
+TEST(EveryThreadOrder, KeydiffScore) { expect_same_in_every_order(&Problem::score_by_direction); }
 TEST(EveryThreadOrder, Quantize) { expect_same_in_every_order(&Problem::quantize_rows); }
 TEST(EveryThreadOrder, TriattentionScore) {
   expect_same_in_every_order(&Problem::score_by_frequency);

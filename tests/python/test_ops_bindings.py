@@ -456,6 +456,22 @@ def test_key_redundancy(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_keydiff_score(dtype: torch.dtype) -> None:
+    request = CachedRequest(60, 2, 32, dtype)
+    scores = torch.full((2, 60), math.nan)
+    _core.keydiff_score(
+        key=request.kv.key,
+        block_table=request.block_table,
+        first_token=request.first_token,
+        tokens=60,
+        scores=scores,
+    )
+    unit = torch.nn.functional.normalize(request.keys.double(), dim=-1)
+    expected = -torch.nn.functional.cosine_similarity(unit, unit.mean(0, keepdim=True), dim=-1)
+    torch.testing.assert_close(scores.double(), expected.T, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("pairing", ["neox", "interleaved"])
 def test_triattention_score(dtype: torch.dtype, normalize: bool, pairing: str) -> None:

@@ -7,13 +7,18 @@ namespace phasekv::oracle {
 
 namespace {
 
+double norm_of(const Row& row) {
+  double squares = 0.0;
+  for (const double x : row) squares += x * x;
+  return std::sqrt(squares);
+}
+
 // [tokens][tokens], zero on the diagonal.
 std::vector<Row> cosines_of(const std::vector<Row>& keys) {
   std::vector<Row> unit = keys;
   for (Row& key : unit) {
-    double squares = 0.0;
-    for (const double x : key) squares += x * x;
-    for (double& x : key) x /= std::sqrt(squares) + 1e-8;
+    const double norm = norm_of(key);
+    for (double& x : key) x /= norm + 1e-8;
   }
   std::vector<Row> cosines(keys.size(), Row(keys.size(), 0.0));
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -27,6 +32,24 @@ std::vector<Row> cosines_of(const std::vector<Row>& keys) {
 }
 
 }  // namespace
+
+Row keydiff_score(const std::vector<Row>& keys) {
+  if (keys.empty()) return {};
+  Row mean(keys[0].size(), 0.0);
+  for (const Row& key : keys) {
+    const double norm = norm_of(key);
+    if (norm == 0.0) continue;
+    for (size_t d = 0; d < key.size(); ++d) mean[d] += key[d] / norm;
+  }
+  Row scores;
+  for (const Row& key : keys) {
+    double dot = 0.0;
+    for (size_t d = 0; d < key.size(); ++d) dot += key[d] * mean[d];
+    const double norms = norm_of(key) * norm_of(mean);
+    scores.push_back(norms == 0.0 ? 0.0 : -dot / norms);
+  }
+  return scores;
+}
 
 Row key_redundancy(const std::vector<Row>& keys, const std::vector<int64_t>& positions,
                    double threshold) {

@@ -12,6 +12,10 @@ namespace phasekv::oracle {
 Row key_redundancy(const std::vector<Row>& keys, const std::vector<int64_t>& positions,
                    double threshold);
 
+// KeyDiff's score of the keys of one head, [tokens]: minus the cosine with the mean of the keys of
+// unit length.
+Row keydiff_score(const std::vector<Row>& keys);
+
 // The threshold nearest to `wanted` that no two keys' cosine comes near.
 double threshold_between_cosines(const std::vector<Row>& keys, double wanted);
 

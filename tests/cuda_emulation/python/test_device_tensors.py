@@ -205,6 +205,16 @@ def find_redundancy(p: Problem) -> None:
     )
 
 
+def score_directions(p: Problem) -> None:
+    _core.keydiff_score(
+        key=p.kv.key,
+        block_table=p.place(p.table),
+        first_token=3,
+        tokens=TOKENS,
+        scores=p.place(p.scores[0]),
+    )
+
+
 def quantized(p: Problem) -> dict[str, Any]:
     return {
         "codes": p.place(p.codes),
@@ -237,6 +247,7 @@ OPS = [
     accumulate,
     score_by_frequency,
     find_redundancy,
+    score_directions,
     quantize,
     dequantize,
 ]
