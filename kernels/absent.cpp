@@ -3,6 +3,7 @@
 
 #include "phasekv/cuda.h"
 #include "phasekv/error.h"
+#include "phasekv/eviction/cuda_backend.h"
 
 namespace phasekv::cuda {
 namespace {
@@ -83,3 +84,12 @@ void select_top(const SelectTopParams& /*params*/, const SelectTopOutput& /*outp
 int64_t select_top_workspace_bytes(const SelectTopParams& /*params*/) { refuse("cuda"); }
 
 }  // namespace phasekv::cuda
+
+namespace phasekv::eviction {
+
+std::shared_ptr<CudaBackend> make_cuda_backend(int device) {
+  cuda::check_device(device);
+  return nullptr;
+}
+
+}  // namespace phasekv::eviction

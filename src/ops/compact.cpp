@@ -4,6 +4,7 @@
 #include <string>
 
 #include "dispatch.h"
+#include "ops/check_moves.h"
 #include "validate.h"
 
 namespace phasekv {
@@ -108,7 +109,7 @@ std::vector<int64_t> compaction_sources(const CompactionMoves& moves, int64_t ke
   return sources;
 }
 
-void compact(const CompactParams& params) {
+int64_t check_moves(const CompactParams& params) {
   check_blocks("key", params.key);
   check_blocks("value", params.value);
   check_equal("value.num_blocks", params.value.num_blocks, "key", params.key.num_blocks);
@@ -136,7 +137,11 @@ void compact(const CompactParams& params) {
     }
     check_disjoint(params, begin, end);
   }
-  if (moves > 0) active_kernels().compact(params);
+  return moves;
+}
+
+void compact(const CompactParams& params) {
+  if (check_moves(params) > 0) active_kernels().compact(params);
 }
 
 }  // namespace phasekv

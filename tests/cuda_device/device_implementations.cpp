@@ -1,6 +1,7 @@
 // implementations() of the CUDA kernels on the first device.
 #include <cuda_runtime_api.h>
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -35,6 +36,11 @@ const std::vector<Implementation>& implementations() {
 
 const std::vector<SelectTopCall>& select_top_calls() {
   static const std::vector<SelectTopCall> all = {&KernelCalls<OnDevice>::select_top};
+  return all;
+}
+
+const std::vector<DeviceSetup>& device_setups() {
+  static const std::vector<DeviceSetup> all = {[] { return std::shared_ptr<void>(); }};
   return all;
 }
 

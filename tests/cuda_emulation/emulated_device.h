@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "scheduler.h"
+#include "streams.h"
 
 #define __global__
 #define __device__
@@ -187,6 +188,18 @@ inline std::map<const void*, int>& opted_in_shared_bytes() {
 inline std::vector<std::pair<int, int>> devices = {{8, 0}, {9, 0}};
 inline int current_device = 0;
 
+// For addresses of the host's memory. Padding may hold anything and must go first, which a compiler
+// that cannot do it leaves to those that can.
+template <typename Value>
+void check_argument(Value value) {
+#if defined(__has_builtin) && __has_builtin(__builtin_clear_padding)
+  __builtin_clear_padding(&value);
+  check_argument_bytes(&value, sizeof(value));
+#else
+  static_cast<void>(value);
+#endif
+}
+
 inline Extent extent_of(const dim3& extent) { return {extent.x, extent.y, extent.z}; }
 
 }  // namespace phasekv::emulation
@@ -246,15 +259,97 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   struct Call {
     void (*kernel)(Parameters...);
     Values values;
-  } call{kernel, Values(std::forward<Arguments>(arguments)...)};
-  phasekv::emulation::launch_grid(
-      phasekv::emulation::extent_of(config->gridDim),
-      phasekv::emulation::extent_of(config->blockDim), config->dynamicSmemBytes,
-      [](void* argument) {
-        auto* self = static_cast<Call*>(argument);
-        std::apply(self->kernel, self->values);
-      },
-      &call);
+  };
+  Call call{kernel, Values(std::forward<Arguments>(arguments)...)};
+  std::apply([](const auto&... values) { (phasekv::emulation::check_argument(values), ...); },
+             call.values);
+  const auto run = [call, config = *config]() mutable {
+    phasekv::emulation::launch_grid(
+        phasekv::emulation::extent_of(config.gridDim),
+        phasekv::emulation::extent_of(config.blockDim), config.dynamicSmemBytes,
+        [](void* argument) {
+          auto* self = static_cast<Call*>(argument);
+          std::apply(self->kernel, self->values);
+        },
+        &call);
+  };
+  phasekv::emulation::enqueue(config->stream, run);
+  return cudaSuccess;
+}
+
+// ---- Memory, copies and waiting.
+
+using cudaEvent_t = phasekv::emulation::StreamEvent*;
+enum cudaMemcpyKind {
+  cudaMemcpyHostToDevice = 1,
+  cudaMemcpyDeviceToHost = 2,
+  cudaMemcpyDeviceToDevice = 3
+};
+inline constexpr unsigned cudaEventDisableTiming = 2;
+
+inline cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  phasekv::emulation::count_allocation();
+  *memory = phasekv::emulation::allocate_on_device(bytes);
+  return cudaSuccess;
+}
+
+// Waits for the device, as CUDA's does.
+inline cudaError_t cudaFree(void* memory) {
+  phasekv::emulation::count_wait();
+  phasekv::emulation::finish_all_streams();
+  phasekv::emulation::free_on_device(memory);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  phasekv::emulation::count_allocation();
+  *memory = ::operator new(bytes);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaFreeHost(void* memory) {
+  phasekv::emulation::finish_all_streams();
+  ::operator delete(memory);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t stream) {
+  if (kind != cudaMemcpyHostToDevice) {
+    phasekv::emulation::check_on_device(from, bytes, "a copy reads");
+  }
+  if (kind != cudaMemcpyDeviceToHost) {
+    phasekv::emulation::check_on_device(to, bytes, "a copy writes");
+  }
+  phasekv::emulation::enqueue(stream, [=] { std::memcpy(to, from, bytes); });
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  phasekv::emulation::count_wait();
+  phasekv::emulation::finish_stream(stream);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  static_cast<void>(flags);
+  *event = new phasekv::emulation::StreamEvent;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  *event = phasekv::emulation::record(stream);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  phasekv::emulation::count_wait();
+  phasekv::emulation::finish_until(*event);
   return cudaSuccess;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "cpu/kernel_table.h"
@@ -144,5 +145,10 @@ struct KernelCalls {
 // implementations().
 using SelectTopCall = void (*)(const SelectTopParams& params, const cuda::SelectTopOutput& output);
 const std::vector<SelectTopCall>& select_top_calls();
+
+// For whoever runs more than one op, as an evictor does: makes the device run as each of
+// implementations() says, as long as what is returned lives.
+using DeviceSetup = std::shared_ptr<void> (*)();
+const std::vector<DeviceSetup>& device_setups();
 
 }  // namespace phasekv

@@ -2,8 +2,8 @@
 // thread runs until it waits for others, so the order in which threads are taken decides what a
 // missing barrier does: each kernel is run in several.
 //
-// Not modelled: several blocks at once, weak memory, registers, alignment (UBSan sees that),
-// streams. Only one thread of the operating system may launch.
+// Not modelled: several blocks at once, weak memory, registers, alignment (UBSan sees that). Only
+// one thread of the operating system may launch. Streams are in streams.h.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,133 @@
+#include "streams.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "scheduler.h"
+
+namespace phasekv::emulation {
+namespace {
+
+constexpr size_t kAlignment = 256;
+// Below it lie no heap and no stack, but what AddressSanitizer keeps, where two numbers of 32 bits
+// would be taken for an address.
+constexpr uintptr_t kLowestAddress = uintptr_t{1} << 44;
+
+struct Stream {
+  std::deque<std::function<void()>> work;
+  uint64_t done = 0;  // pieces of work
+};
+
+Pace current_pace = Pace::at_once;
+bool is_host_memory_allowed = true;
+Costs current_costs;
+
+std::map<void*, Stream>& streams() {
+  static std::map<void*, Stream> all;
+  return all;
+}
+
+// Begin of each allocation -> bytes.
+std::map<uintptr_t, size_t>& allocations() {
+  static std::map<uintptr_t, size_t> all;
+  return all;
+}
+
+bool is_on_device(uintptr_t address, size_t bytes) {
+  const auto after = allocations().upper_bound(address);
+  if (after == allocations().begin()) return false;
+  const auto& [begin, size] = *std::prev(after);
+  return address + bytes <= begin + size;
+}
+
+// Whether anything lies there.
+bool is_mapped(uintptr_t address) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  unsigned char is_resident = 0;
+  return mincore(reinterpret_cast<void*>(address / page * page), 1, &is_resident) == 0;
+}
+
+void work_until(Stream& stream, uint64_t count) {
+  while (stream.done < count && !stream.work.empty()) {
+    const std::function<void()> work = std::move(stream.work.front());
+    stream.work.pop_front();
+    ++stream.done;
+    work();
+  }
+}
+
+}  // namespace
+
+void set_pace(Pace pace) {
+  finish_all_streams();
+  current_pace = pace;
+}
+
+bool works_at_once() { return current_pace == Pace::at_once; }
+
+void enqueue(void* stream, std::function<void()> work) {
+  streams()[stream].work.push_back(std::move(work));
+  if (works_at_once()) finish_stream(stream);
+}
+
+void finish_stream(void* stream) { work_until(streams()[stream], UINT64_MAX); }
+
+void finish_all_streams() {
+  for (auto& [name, stream] : streams()) work_until(stream, UINT64_MAX);
+}
+
+StreamEvent record(void* stream) {
+  const Stream& recorded = streams()[stream];
+  return {stream, recorded.done + recorded.work.size()};
+}
+
+void finish_until(const StreamEvent& event) { work_until(streams()[event.stream], event.after); }
+
+void* allocate_on_device(size_t bytes) {
+  const size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  void* memory = std::aligned_alloc(kAlignment, size);
+  if (memory == nullptr) throw std::bad_alloc();
+  std::memset(memory, 0xFF, size);
+  allocations()[reinterpret_cast<uintptr_t>(memory)] = bytes;
+  return memory;
+}
+
+void free_on_device(void* memory) {
+  const auto found = allocations().find(reinterpret_cast<uintptr_t>(memory));
+  if (found == allocations().end()) throw Error("what is freed was not allocated");
+  std::memset(memory, 0xFF, found->second);
+  allocations().erase(found);
+  std::free(memory);
+}
+
+void check_on_device(const void* begin, size_t bytes, const char* what) {
+  if (is_on_device(reinterpret_cast<uintptr_t>(begin), bytes)) return;
+  throw Error(std::string(what) + " memory that is not a device's");
+}
+
+void allow_host_memory(bool is_allowed) { is_host_memory_allowed = is_allowed; }
+
+void check_argument_bytes(const void* argument, size_t bytes) {
+  if (is_host_memory_allowed) return;
+  for (size_t at = 0; at + sizeof(uintptr_t) <= bytes; at += sizeof(uintptr_t)) {
+    uintptr_t word = 0;
+    std::memcpy(&word, static_cast<const char*>(argument) + at, sizeof(word));
+    if (word < kLowestAddress || is_on_device(word, 1) || !is_mapped(word)) continue;
+    throw Error("a kernel was given an address of the host's memory, in byte " +
+                std::to_string(at) + " of an argument");
+  }
+}
+
+Costs costs() { return current_costs; }
+void count_wait() { ++current_costs.waits; }
+void count_allocation() { ++current_costs.allocations; }
+
+}  // namespace phasekv::emulation

@@ -1,0 +1,57 @@
+// Streams, events and memory of the emulated device. Work of a stream is done as it is asked for,
+// or, if a test wants that, as late as a device may do it: when somebody waits for it. Then what
+// the host changes or gives back too soon is seen.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+namespace phasekv::emulation {
+
+enum class Pace { at_once, when_waited_for };
+
+void set_pace(Pace pace);
+bool works_at_once();
+
+// Work of a stream, after all that was asked of it before.
+void enqueue(void* stream, std::function<void()> work);
+
+// Do a stream's work, or everyone's.
+void finish_stream(void* stream);
+void finish_all_streams();
+
+// A point in a stream's work.
+struct StreamEvent {
+  void* stream = nullptr;
+  uint64_t after = 0;  // pieces of work
+};
+StreamEvent record(void* stream);
+void finish_until(const StreamEvent& event);
+
+// ---- Memory. The host can use it too, as no device's is; what is new holds NaN.
+
+void* allocate_on_device(size_t bytes);
+void free_on_device(void* memory);
+
+// Throws Error unless [begin, begin + bytes) is memory of a device.
+void check_on_device(const void* begin, size_t bytes, const char* what);
+
+// Whether kernels may be given the host's memory, as the tests of the ops do. Where they may not,
+// every address in a kernel's arguments is checked.
+void allow_host_memory(bool is_allowed);
+void check_argument_bytes(const void* argument, size_t bytes);
+
+// How often the host waited for a stream or an event, and asked for memory of a device or pinned
+// memory: so that a test can see that it did not.
+struct Costs {
+  int64_t waits = 0;
+  int64_t allocations = 0;
+
+  bool operator==(const Costs&) const = default;
+};
+Costs costs();
+void count_wait();
+void count_allocation();
+
+}  // namespace phasekv::emulation
