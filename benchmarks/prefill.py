@@ -159,6 +159,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=default_model())
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--eager", action="store_true", help="both engines without torch.compile")
+    parser.add_argument(
+        "--engines", type=json.loads, default={}, help="JSON: further settings of both engines"
+    )
     parser.add_argument("--json", type=Path, required=True)
     arguments = parser.parse_args()
     result = run(arguments)
@@ -190,6 +193,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "enable_prefix_caching": False,
         "disable_log_stats": True,
         "enforce_eager": arguments.eager,
+        **arguments.engines,
     }
     plain = LLM(**settings)
     ours = LLM(**settings, additional_config={"phasekv": {"chunk_store_bytes": 4 << 30}})

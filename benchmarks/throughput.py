@@ -70,6 +70,10 @@ def main() -> None:
     parser.add_argument("--overhead-sessions", type=int, default=8)
     parser.add_argument("--overhead-tokens", type=int, default=256, help="decoded per session")
     parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument(
+        "--engines", type=json.loads, default={}, help="JSON: further settings of every engine"
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--model", type=Path, help="default: the demo model")
     parser.add_argument("--json", type=Path, required=True)
@@ -293,22 +297,23 @@ def start_engine(job: dict[str, Any], longest: int, count: int, blocks: int, bud
     plain = job["policy"] == PLAIN
     eviction = {"policy": job["policy"], "budget": budget, "stride": job["stride"]}
     ours = {"additional_config": {"phasekv": {"eviction": eviction, "store_on_use": False}}}
-    return LLM(
-        model=job["model"],
-        dtype="float32",
-        load_format="dummy",
-        hf_overrides=shape_of(job),
-        enforce_eager=True,
-        max_model_len=longest + 1,
-        max_num_batched_tokens=job["chunk"],
-        max_num_seqs=count,
-        block_size=job["block_size"],
-        num_gpu_blocks_override=blocks,
-        enable_prefix_caching=plain,
-        disable_log_stats=False,
-        use_tqdm_on_load=False,
-        **({} if plain else ours),
-    )
+    settings = {
+        "model": job["model"],
+        "dtype": job["dtype"],
+        "load_format": "dummy",
+        "hf_overrides": shape_of(job),
+        "enforce_eager": True,
+        "max_model_len": longest + 1,
+        "max_num_batched_tokens": job["chunk"],
+        "max_num_seqs": count,
+        "block_size": job["block_size"],
+        "num_gpu_blocks_override": blocks,
+        "enable_prefix_caching": plain,
+        "disable_log_stats": False,
+        "use_tqdm_on_load": False,
+        **job["engines"],
+    }
+    return LLM(**settings, **({} if plain else ours))
 
 
 def warm_up(llm: Any) -> None:

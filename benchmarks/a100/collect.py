@@ -36,9 +36,11 @@ def main(folder: Path) -> None:
     """Writes ``result.json`` and, where kernels were measured, ``kernels.png`` into ``folder``."""
     lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
     result: dict[str, Any] = {"steps": [json.loads(line) for line in lines]}
-    measured = folder / "kernels.json"
-    if measured.exists():
-        result["kernels"] = json.loads(measured.read_text(encoding="utf-8"))
+    for name in ("kernels", "prefill", "throughput"):
+        measured = folder / f"{name}.json"
+        if measured.exists():
+            result[name] = json.loads(measured.read_text(encoding="utf-8"))
+    if "kernels" in result:
         plot(result["kernels"], folder / "kernels.png")
     (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"==> {folder / 'result.json'}")

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Everything that needs a CUDA device, in one command: builds for it, runs the tests of the kernels on
-# it, the same under compute-sanitizer, and the benchmark of the kernels; one JSON of all of it.
+# it, the same under compute-sanitizer, and the benchmark of the kernels; with a model also vLLM's
+# prefill and throughput with PhaseKV and without; one JSON of all of it, and plots.
 #
-#   benchmarks/a100/run.sh [OUTPUT FOLDER]
+#   benchmarks/a100/run.sh [OUTPUT FOLDER [MODEL FOLDER]]
 #
 # A step whose tool is missing is skipped, which the JSON says; one that fails does not stop the
 # others. PYTHON names a Python whose torch sees the device (default: .venv/bin/python).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 output=$(realpath -m "${1:-build/a100}")
+model=${2:+$(realpath "$2")}
 build=build/cuda
 python=${PYTHON:-.venv/bin/python}
 tests=$build/tests/cuda_device/phasekv_cuda_device_tests
@@ -54,14 +56,36 @@ for tool in memcheck racecheck synccheck; do
     skip "$tool" "compute-sanitizer is not on PATH"
   fi
 done
-# The package of this tree, with the module that was built for the device.
+# The package of this tree with the module that was built for the device, as vLLM finds plugins.
 site=$output/site
-rm -rf "$site" && mkdir -p "$site"
-cp -r python/phasekv "$site/" && cp "$build"/python/bindings/_core*.so "$site/phasekv/"
-if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-  step kernels env PYTHONPATH="$site" "$python" benchmarks/cuda/kernel_speed.py \
-    --json "$output/kernels.json"
+rm -rf "$site"
+step package "$python" -m pip install --quiet --no-deps --no-build-isolation --no-index \
+  --target "$site" -C build-dir="$build" -C build.targets=_core \
+  -C cmake.define.PHASEKV_CUDA=ON -C cmake.define.PHASEKV_TESTS=ON . || exit 1
+export PYTHONPATH="$site"
+sees_device() { "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; }
+if sees_device 2>/dev/null; then
+  step kernels "$python" benchmarks/cuda/kernel_speed.py --json "$output/kernels.json"
 else
   skip kernels "torch of $python sees no CUDA device"
+fi
+if [[ -z $model ]]; then
+  skip prefill "no model folder was given"
+  skip throughput "no model folder was given"
+elif ! "$python" -c 'import vllm' 2>/dev/null; then
+  skip prefill "$python has no vllm"
+  skip throughput "$python has no vllm"
+else
+  layers=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["num_hidden_layers"])' \
+    "$model/config.json")
+  # Plain vLLM and PhaseKV share the device.
+  step prefill "$python" benchmarks/prefill.py --model "$model" --dtype bfloat16 \
+    --tokens 2048 4096 8192 16384 --engines '{"gpu_memory_utilization": 0.4}' \
+    --json "$output/prefill.json" &&
+    "$python" benchmarks/plots/prefill.py "$output/prefill.json" "$output/prefill.png"
+  step throughput env VLLM_USE_V2_MODEL_RUNNER=0 "$python" benchmarks/throughput.py \
+    --model "$model" --layers "$layers" --dtype bfloat16 --policies agentkv phase_balanced \
+    --json "$output/throughput.json" &&
+    "$python" benchmarks/plots/throughput.py "$output/throughput.json" "$output/throughput.png"
 fi
 "$python" benchmarks/a100/collect.py "$output"
