@@ -31,6 +31,7 @@ class CpuBackend final : public Backend {
   void key_redundancy(const KeyRedundancyParams& params) override {
     phasekv::key_redundancy(params);
   }
+  void keydiff_score(const KeydiffScoreParams& params) override { phasekv::keydiff_score(params); }
   void triattention_score(const TriattentionScoreParams& params) override {
     phasekv::triattention_score(params);
   }

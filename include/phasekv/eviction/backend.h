@@ -38,6 +38,7 @@ class Backend {
   virtual void score_keys(const ScoreKeysParams& params) = 0;
   virtual void accumulate_attention(const AccumulateAttentionParams& params) = 0;
   virtual void key_redundancy(const KeyRedundancyParams& params) = 0;
+  virtual void keydiff_score(const KeydiffScoreParams& params) = 0;
   virtual void triattention_score(const TriattentionScoreParams& params) = 0;
 };
 
