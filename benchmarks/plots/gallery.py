@@ -104,6 +104,7 @@ def found_in(name: str) -> str:
     lines = [f"{report['subject']} (`phasekv analyze {ANALYSES[name]}`):", ""]
     lines += [f"- {line}" for line in in_words(result)]
     lines += ["", f"{machine['processor']}, torch {machine['versions']['torch']}.", ""]
+    lines += [f"![{report['subject']}](../benchmarks/results/analysis/{name}.png)", ""]
     return "\n".join(lines)
 
 

@@ -221,7 +221,7 @@ def plot_attention_error_bound(result: AttentionErrorBound, subject: str = "") -
         subject,
         1,
         2,
-        (11, 4),
+        (12.5, 4),
     )
     left, right = axes[0]
     left.plot(result.layers, result.uncorrected, color=GRAY, label="cached, nothing corrected")
@@ -239,5 +239,6 @@ def plot_attention_error_bound(result: AttentionErrorBound, subject: str = "") -
     right.set_title("bound: bias (no single offset fits), estimation (few probes)", fontsize=9)
     for one in (left, right):
         label_layers(one)
-        one.legend(fontsize=8)
+    left.legend(fontsize=8)
+    right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))  # covers no line
     return figure

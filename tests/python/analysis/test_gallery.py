@@ -94,7 +94,8 @@ def test_page_and_figures_are_made_of_the_results(gallery, tmp_path):
     for name in present:
         found = place_of(gallery, name)
         assert found.startswith(f"the model of {name} (`phasekv analyze {gallery.ANALYSES[name]}`)")
-        assert found.endswith("\n\nabacus, torch 9.9.\n")
+        assert f"\n\nabacus, torch 9.9.\n\n![the model of {name}](" in found
+        assert found.endswith(f"/{name}.png)\n")
         for words in SAYS[gallery.ANALYSES[name].split()[0]]:
             assert words in found
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
