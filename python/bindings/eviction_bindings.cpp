@@ -10,7 +10,9 @@
 
 #include "bindings.h"
 #include "choices.h"
+#include "op_call.h"
 #include "phasekv/error.h"
+#include "phasekv/eviction/cuda_backend.h"
 #include "phasekv/eviction/evictor.h"
 #include "phasekv/eviction/policy.h"
 #include "phasekv/eviction/ragged_evictor.h"
@@ -146,15 +148,6 @@ void schedule(Evictor& evictor, int64_t request, int64_t begin, int64_t first_ro
   evictor.schedule(scheduled);
 }
 
-void run_layer(Evictor& evictor, int64_t layer, const py::handle& query, const PlacedKV& kv,
-               const std::optional<py::object>& query_rows) {
-  const RowsView rows = rows_of("query", query);
-  const PagedKV& paged = kv.on_cpu("kv");
-  const int64_t* map = query_rows ? int64_list("query_rows", *query_rows).data : nullptr;
-  const py::gil_scoped_release release;
-  evictor.layer(layer, rows, paged, map);
-}
-
 // EvictorShape of a cache whose blocks look like kv's.
 eviction::EvictorShape shape_of(int64_t layers, int64_t query_heads, int64_t kv_heads,
                                 const PagedKV& kv, float scale, const Rope* rope) {
@@ -171,6 +164,45 @@ eviction::EvictorShape shape_of(int64_t layers, int64_t query_heads, int64_t kv_
   }
   return shape;
 }
+
+// An evictor whose tensors lie where the cache does that it was made for.
+class PlacedEvictor {
+ public:
+  PlacedEvictor(int64_t layers, int64_t query_heads, const PlacedKV& kv, float scale,
+                const Rope* rope)
+      : device_(kv.device),
+        cuda_(cuda_backend_of(kv.device)),
+        evictor_(shape_of(layers, query_heads, kv.kv.key.num_heads, kv.kv, scale, rope),
+                 cuda_ == nullptr ? eviction::cpu_backend() : cuda_) {}
+
+  Evictor& evictor() { return evictor_; }
+
+  void layer(int64_t layer, const py::handle& query, const PlacedKV& kv,
+             const std::optional<py::object>& query_rows, const py::handle& stream) {
+    OpCall call(stream);
+    call.place("evictor", device_);
+    const RowsView rows = rows_of("query", query, &call);
+    const PagedKV& paged = kv.in(call, "kv");
+    const int64_t* map = query_rows ? int64_list("query_rows", *query_rows).data : nullptr;
+    call.run([&] { evictor_.layer(layer, rows, paged, map); },
+             [&](cuda::Stream on) {
+               cuda_->use_stream(on);
+               evictor_.layer(layer, rows, paged, map);
+             });
+  }
+
+ private:
+  // Null for the CPU.
+  static std::shared_ptr<eviction::CudaBackend> cuda_backend_of(const std::string& device) {
+    OpCall call{py::none()};
+    call.place("kv", device);
+    return call.is_on_cuda() ? eviction::make_cuda_backend(call.device_index()) : nullptr;
+  }
+
+  std::string device_;
+  std::shared_ptr<eviction::CudaBackend> cuda_;
+  Evictor evictor_;
+};
 
 // Of a RaggedEvictor, whose blocks come with `layer`.
 void schedule_ragged(RaggedEvictor& evictor, int64_t request, int64_t begin, int64_t first_row,
@@ -258,6 +290,85 @@ void register_policies(py::module_& module) {
            py::arg("mean_query"), py::arg("mean_norm"));
 }
 
+// A method of Evictor, or a function of one, as one of PlacedEvictor.
+template <typename Result, typename... Arguments>
+auto of_placed(Result (Evictor::*method)(Arguments...)) {
+  return [method](PlacedEvictor& placed, Arguments... arguments) {
+    return (placed.evictor().*method)(std::forward<Arguments>(arguments)...);
+  };
+}
+template <typename Result, typename... Arguments>
+auto of_placed(Result (Evictor::*method)(Arguments...) const) {
+  return [method](PlacedEvictor& placed, Arguments... arguments) {
+    return (placed.evictor().*method)(std::forward<Arguments>(arguments)...);
+  };
+}
+template <typename... Arguments>
+auto of_placed(void (*function)(Evictor&, Arguments...)) {
+  return [function](PlacedEvictor& placed, Arguments... arguments) {
+    function(placed.evictor(), std::forward<Arguments>(arguments)...);
+  };
+}
+
+void register_evictor(py::module_& module) {
+  py::class_<PlacedEvictor>(
+      module, "Evictor",
+      "Eviction of a worker's requests, on the device that `kv` lies on: so do the queries and the "
+      "caches that `layer` is given. All lists (tokens, block_table, computed, query_rows) lie on "
+      "the CPU.")
+      .def(py::init<int64_t, int64_t, const PlacedKV&, float, const Rope*>(), py::kw_only(),
+           py::arg("layers"), py::arg("query_heads"), py::arg("kv"), py::arg("scale"),
+           py::arg("rope") = py::none())
+      .def(
+          "add",
+          [](PlacedEvictor& placed, int64_t request, std::shared_ptr<Policy> policy,
+             const Window& window, const std::shared_ptr<phases::MarkerAutomaton>& markers) {
+            placed.evictor().add(request, std::move(policy), window, markers);
+          },
+          py::arg("request"), py::kw_only(), py::arg("policy"), py::arg("window"),
+          py::arg("markers") = py::none())
+      .def("remove", of_placed(&Evictor::remove), py::arg("request"))
+      .def("begin_step", of_placed(&Evictor::begin_step))
+      .def("schedule", of_placed(&schedule), py::arg("request"), py::kw_only(), py::arg("begin"),
+           py::arg("first_row"), py::arg("tokens"), py::arg("block_table"),
+           py::arg("computed") = py::none())
+      .def("has_events", of_placed(&Evictor::has_events))
+      .def(
+          "layer", &PlacedEvictor::layer, py::arg("layer"), py::kw_only(), py::arg("query"),
+          py::arg("kv"), py::arg("query_rows") = py::none(), py::arg("stream") = py::none(),
+          "Take a layer's queries, and let its events happen, after the attention of the layer. On "
+          "a device that is launched on `stream`, a cudaStream_t (None: the default stream); only "
+          "an event waits for it.")
+      .def("finish", of_placed(&Evictor::finish), "Reports of the requests that had an event.")
+      .def_property_readonly(
+          "block_size", [](PlacedEvictor& placed) { return placed.evictor().shape().block_size; })
+      .def_property_readonly("scale",
+                             [](PlacedEvictor& placed) { return placed.evictor().shape().scale; })
+      .def("computed", of_placed(&Evictor::computed), py::arg("request"))
+      .def("held", of_placed(&Evictor::held), py::arg("request"))
+      .def("kept_by_phase", of_placed(&Evictor::kept_by_phase), py::arg("request"))
+      .def("positions", of_placed(&Evictor::positions), py::arg("request"), py::arg("layer"))
+      .def("nbytes", of_placed(&Evictor::nbytes), py::arg("request"))
+      .def(
+          "save",
+          [](PlacedEvictor& placed, int64_t request) {
+            const std::vector<uint8_t> state = placed.evictor().save(request);
+            return py::bytes(reinterpret_cast<const char*>(state.data()), state.size());
+          },
+          py::arg("request"))
+      .def(
+          "restore",
+          [](PlacedEvictor& placed, int64_t request, const std::string& state) {
+            placed.evictor().restore(
+                request, {reinterpret_cast<const uint8_t*>(state.data()), state.size()});
+          },
+          py::arg("request"), py::arg("state"))
+      .def_property_readonly("seconds", [](PlacedEvictor& placed) {
+        const eviction::EvictionSeconds& seconds = placed.evictor().seconds();
+        return py::make_tuple(seconds.collecting, seconds.scoring, seconds.compacting);
+      });
+}
+
 }  // namespace
 
 void register_eviction(py::module_& module) {
@@ -284,58 +395,7 @@ void register_eviction(py::module_& module) {
       .def_readonly("scoring_seconds", &EvictionReport::scoring_seconds)
       .def_readonly("compacting_seconds", &EvictionReport::compacting_seconds)
       .def_readonly("failure", &EvictionReport::failure);
-  py::class_<Evictor>(module, "Evictor", "Eviction of a worker's requests.")
-      .def(py::init([](int64_t layers, int64_t query_heads, const PlacedKV& paged, float scale,
-                       const Rope* rope) {
-             const PagedKV& kv = paged.on_cpu("kv");
-             return std::make_unique<Evictor>(
-                 shape_of(layers, query_heads, kv.key.num_heads, kv, scale, rope));
-           }),
-           py::kw_only(), py::arg("layers"), py::arg("query_heads"), py::arg("kv"),
-           py::arg("scale"), py::arg("rope") = py::none())
-      .def(
-          "add",
-          [](Evictor& evictor, int64_t request, std::shared_ptr<Policy> policy,
-             const Window& window, const std::shared_ptr<phases::MarkerAutomaton>& markers) {
-            evictor.add(request, std::move(policy), window, markers);
-          },
-          py::arg("request"), py::kw_only(), py::arg("policy"), py::arg("window"),
-          py::arg("markers") = py::none())
-      .def("remove", &Evictor::remove, py::arg("request"))
-      .def("begin_step", &Evictor::begin_step)
-      .def("schedule", &schedule, py::arg("request"), py::kw_only(), py::arg("begin"),
-           py::arg("first_row"), py::arg("tokens"), py::arg("block_table"),
-           py::arg("computed") = py::none())
-      .def("has_events", &Evictor::has_events)
-      .def("layer", &run_layer, py::arg("layer"), py::kw_only(), py::arg("query"), py::arg("kv"),
-           py::arg("query_rows") = py::none())
-      .def("finish", &Evictor::finish, "Reports of the requests that had an event.")
-      .def_property_readonly("block_size",
-                             [](const Evictor& evictor) { return evictor.shape().block_size; })
-      .def_property_readonly("scale", [](const Evictor& evictor) { return evictor.shape().scale; })
-      .def("computed", &Evictor::computed, py::arg("request"))
-      .def("held", &Evictor::held, py::arg("request"))
-      .def("kept_by_phase", &Evictor::kept_by_phase, py::arg("request"))
-      .def("positions", &Evictor::positions, py::arg("request"), py::arg("layer"))
-      .def("nbytes", &Evictor::nbytes, py::arg("request"))
-      .def(
-          "save",
-          [](const Evictor& evictor, int64_t request) {
-            const std::vector<uint8_t> state = evictor.save(request);
-            return py::bytes(reinterpret_cast<const char*>(state.data()), state.size());
-          },
-          py::arg("request"))
-      .def(
-          "restore",
-          [](Evictor& evictor, int64_t request, const std::string& state) {
-            evictor.restore(request,
-                            {reinterpret_cast<const uint8_t*>(state.data()), state.size()});
-          },
-          py::arg("request"), py::arg("state"))
-      .def_property_readonly("seconds", [](const Evictor& evictor) {
-        const eviction::EvictionSeconds& seconds = evictor.seconds();
-        return py::make_tuple(seconds.collecting, seconds.scoring, seconds.compacting);
-      });
+  register_evictor(module);
   py::class_<RaggedEvictor>(module, "RaggedEvictor",
                             "Eviction where every layer and KV head has blocks of its own; see "
                             "include/phasekv/eviction/ragged_evictor.h.")

@@ -23,6 +23,8 @@ class OpCall {
   void place(const std::string& argument, const std::string& device);
 
   bool is_on_cuda() const { return device_index_ >= 0; }
+  // Of the CUDA device.
+  int device_index() const { return device_index_; }
 
   // Throws unsupported for tensors on a device, with the reason.
   void refuse_cuda(const std::string& reason) const;

@@ -325,10 +325,122 @@ def test_a_stream_is_an_integer_and_only_for_devices() -> None:
     assert torch.equal(rows["out"], there.scores[0, 0])
 
 
+class EvictedRequest:
+    """A request whose tokens run through an evictor, in a cache that lies somewhere."""
+
+    LAYERS, BLOCKS = 2, 12
+
+    def __init__(self, place: Place, policy: Any, **layer: Any) -> None:
+        self.place = place
+        self.layer = layer
+        shape = (self.LAYERS, 2, self.BLOCKS, HEADS, BLOCK, SIZE)
+        self.generator = torch.Generator().manual_seed(9)
+        self.blocks = torch.full(shape, torch.nan)
+        self.table = torch.randperm(self.BLOCKS, generator=self.generator).to(torch.int32)
+        self.computed = 0
+        self.policy = policy
+        rope = _core.Rope([0.5 ** (i / 8) for i in range(SIZE // 2)], SIZE, "neox")
+        self.evictor = _core.Evictor(
+            layers=self.LAYERS, query_heads=HEADS * GROUP, kv=self.kv(0), scale=0.2, rope=rope
+        )
+        self.add()
+
+    def kv(self, layer: int) -> Any:
+        """The paged cache of a layer."""
+        key, value = self.blocks[layer]
+        return _core.strided_paged_kv(key=self.place(key), value=self.place(value))
+
+    def add(self) -> None:
+        """To the evictor."""
+        window = _core.Window(budget=64, stride=16)
+        self.evictor.add(1, policy=self.policy, window=window)
+
+    def step(self, count: int) -> None:
+        """Compute so many more tokens."""
+        end = self.computed + count
+        self.evictor.begin_step()
+        self.evictor.schedule(
+            1,
+            begin=self.computed,
+            first_row=0,
+            tokens=torch.arange(count, dtype=torch.int32),
+            block_table=self.table,
+        )
+        positions = torch.arange(self.computed, end)
+        blocks, offsets = self.table[positions // BLOCK].long(), positions % BLOCK
+        for layer in range(self.LAYERS):
+            rows = torch.randn(2, count, HEADS, SIZE, generator=self.generator)
+            self.blocks[layer, :, blocks, :, offsets] = rows.transpose(0, 1)
+            query = torch.randn(count, HEADS * GROUP, SIZE, generator=self.generator)
+            # The queries lie in the other order.
+            self.evictor.layer(
+                layer,
+                query=self.place(query.flip(0)),
+                kv=self.kv(layer),
+                query_rows=torch.arange(count).flip(0),
+                **self.layer,
+            )
+        self.computed = end
+        assert all(report.failure == "" for report in self.evictor.finish())
+
+    def held(self) -> list[list[int]]:
+        """Positions of the held keys, per layer."""
+        return [self.evictor.positions(1, layer) for layer in range(self.LAYERS)]
+
+
+def norms_of_values(
+    keys: torch.Tensor, values: torch.Tensor, queries: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """A policy in Python, which is given tensors on the CPU."""
+    assert {part.device.type for part in (keys, values, queries, positions)} == {"cpu"}
+    assert queries.shape[1:] == (HEADS * GROUP, SIZE)
+    return values.norm(dim=-1) + keys[..., 0]
+
+
+@pytest.mark.parametrize(
+    "policy", ["agentkv", "h2o", "r_kv", "keydiff", "expected_attention", "function"]
+)
+def test_an_evictor_on_the_device_keeps_what_the_cpus_keeps(policy: str) -> None:
+    def build() -> Any:
+        if policy == "function":
+            return _core.FunctionPolicy(norms_of_values)
+        return _core.Policy(policy, sinks=4)
+
+    here, there = EvictedRequest(on_cpu, build()), EvictedRequest(OnDevice, build(), stream=0)
+    for count in (70, 9, 1, 30):
+        here.step(count)
+        there.step(count)
+        assert there.held() == here.held()
+        assert torch.equal(there.blocks.nan_to_num(), here.blocks.nan_to_num())
+    state = there.evictor.save(1)
+    assert len(state) == len(here.evictor.save(1))
+    here.add()
+    here.evictor.restore(1, state)
+    here.step(33)
+    there.step(33)
+    assert there.held() == here.held()
+
+
+def test_an_evictor_refuses_tensors_of_another_device_by_name() -> None:
+    request = EvictedRequest(OnDevice, _core.Policy("keydiff"))
+    elsewhere = EvictedRequest(on_cpu, _core.Policy("keydiff"))
+    query = torch.zeros(0, HEADS * GROUP, SIZE)
+    with pytest.raises(InvalidArgumentError, match=r"query\.device.*cpu.*cuda:0, where evictor is"):
+        request.evictor.layer(0, query=query, kv=request.kv(0))
+    with pytest.raises(InvalidArgumentError, match=r"kv\.device.*cpu.*cuda:0, where evictor is"):
+        request.evictor.layer(0, query=OnDevice(query), kv=elsewhere.kv(0))
+    with pytest.raises(InvalidArgumentError, match=r"query\.device.*cuda:0.*cpu, where evictor is"):
+        elsewhere.evictor.layer(0, query=OnDevice(query), kv=elsewhere.kv(0))
+    with pytest.raises(InvalidArgumentError, match=r"stream.*None for tensors on the CPU"):
+        elsewhere.evictor.layer(0, query=query, kv=elsewhere.kv(0), stream=0)
+
+
 def test_what_runs_on_the_cpu_only_says_so() -> None:
     problem = Problem(OnDevice)
     with pytest.raises(InvalidArgumentError, match=r"kv\.device.*cuda:0"):
-        _core.Evictor(layers=1, query_heads=HEADS * GROUP, kv=problem.kv, scale=0.2)
+        _core.RaggedEvictor(
+            layers=1, query_heads=HEADS * GROUP, kv_heads=HEADS, kv=problem.kv, scale=0.2
+        )
     pairs = SIZE // 2
     with pytest.raises(UnsupportedError, match=r"synthetic_query\.device.*made on the CPU"):
         _core.triattention_query(
