@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasekv import _core
 from phasekv.errors import UnsupportedError
 from phasekv.eviction.settings import EvictionChoice
-from phasekv.vllm.config import PhaseKVConfig
 
 SUPPORTED_ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -41,12 +39,19 @@ def check_engine_config(vllm_config: Any) -> None:
         raise UnsupportedError(feature, str(value), remedy)
 
 
-def check_cuda(settings: PhaseKVConfig) -> None:
-    """Raise for what does not run on a GPU yet, or for a build without the kernels."""
-    _core.check_cuda_device(0)
-    if settings.eviction is not None:
+def check_cuda_eviction(vllm_config: Any) -> None:
+    """Raise ``UnsupportedError`` where a step's tokens are not on the host when eviction looks."""
+    if vllm_config.use_v2_model_runner:
         raise UnsupportedError(
-            "eviction", "on a CUDA device", "the evictor runs on the CPU; leave 'eviction' away"
+            "model runner",
+            "V2",
+            "eviction reads the tokens of the first runner's batch; set VLLM_USE_V2_MODEL_RUNNER=0",
+        )
+    if vllm_config.scheduler_config.async_scheduling:
+        raise UnsupportedError(
+            "async_scheduling",
+            "True",
+            "phases are told from tokens before the next step; pass --no-async-scheduling",
         )
 
 

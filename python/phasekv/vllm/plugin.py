@@ -65,7 +65,12 @@ def _wrap_configuration() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    from phasekv.vllm.compatibility import check_cuda, check_engine_config, check_eviction
+    from phasekv import _core
+    from phasekv.vllm.compatibility import (
+        check_cuda_eviction,
+        check_engine_config,
+        check_eviction,
+    )
     from phasekv.vllm.config import PhaseKVConfig
     from phasekv.vllm.setup import calibration_of, settings_of
 
@@ -80,7 +85,9 @@ def _wrap_configuration() -> None:
         if self.kv_transfer_config is None:
             self.kv_transfer_config = KVTransferConfig(kv_connector=CONNECTOR, kv_role="kv_both")
         if current_platform.is_cuda():
-            check_cuda(phasekv)
+            _core.check_cuda_device(0)
+            if phasekv.eviction is not None and self.async_scheduling is None:
+                self.async_scheduling = False
             if self.attention_backend is None and self.attention_config.backend is None:
                 self.attention_backend = AttentionBackendEnum.CUSTOM
         config = original(self, *args, **kwargs)
@@ -90,6 +97,8 @@ def _wrap_configuration() -> None:
                 config.cache_config.block_size, config.model_config.max_model_len
             )
             check_eviction(phasekv.eviction)
+            if current_platform.is_cuda():
+                check_cuda_eviction(config)
             calibration_of(config)
         return config
 

@@ -7,6 +7,7 @@ them, and a reuse step runs through it on the CPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,7 @@ from phasekv.reuse.step import Batch, ReuseStep
 from phasekv.vllm import active
 from phasekv.vllm.attention_cuda import PhaseKVAttentionBackend, PhaseKVAttentionImpl
 from phasekv.vllm.blocks import flash_attention_blocks
-from phasekv.vllm.compatibility import check_cuda
-from phasekv.vllm.config import PhaseKVConfig
+from phasekv.vllm.compatibility import check_cuda_eviction
 
 BLOCKS, HEADS, GROUP, BLOCK, SIZE = 5, 2, 3, 16, 32
 ROWS = 21
@@ -135,11 +135,26 @@ def test_a_cache_of_another_shape_is_refused() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_an_engine_without_device_or_kernels_is_refused() -> None:
     with pytest.raises(MissingCapabilityError, match=r"cuda:0"):
-        check_cuda(PhaseKVConfig())
+        _core.check_cuda_device(0)
 
 
-def test_eviction_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_core, "check_cuda_device", lambda index: None)
-    check_cuda(PhaseKVConfig())
-    with pytest.raises(UnsupportedError, match=r"eviction.*on a CUDA device"):
-        check_cuda(PhaseKVConfig.parse({"eviction": {"budget": 256}}))
+@pytest.mark.parametrize(
+    ("second_runner", "is_asynchronous", "refused"),
+    [
+        (False, False, None),
+        (True, False, r"model runner = V2.*VLLM_USE_V2_MODEL_RUNNER=0"),
+        (False, True, r"async_scheduling.*--no-async-scheduling"),
+    ],
+)
+def test_eviction_on_a_gpu_needs_the_tokens_of_a_step_on_the_host(
+    second_runner: bool, is_asynchronous: bool, refused: str | None
+) -> None:
+    config = SimpleNamespace(
+        use_v2_model_runner=second_runner,
+        scheduler_config=SimpleNamespace(async_scheduling=is_asynchronous),
+    )
+    if refused is None:
+        check_cuda_eviction(config)
+        return
+    with pytest.raises(UnsupportedError, match=refused):
+        check_cuda_eviction(config)

@@ -14,6 +14,7 @@ from phasekv.eviction.report import EvictionReport
 from phasekv.eviction.settings import EvictionChoice, parse_request_choice
 from phasekv.memory.session import StoredSession
 from phasekv.memory.session_store import SessionStore, StoreChanges
+from phasekv.reuse.stream import current_stream
 from phasekv.vllm.eviction.sessions import SaveJob
 from phasekv.vllm.request import parameters_of
 
@@ -63,6 +64,12 @@ class StepObserver(Protocol):
         """A request's step is over; per layer, the positions of its held keys [kv heads, held]."""
 
 
+def _lengths_on_cpu(metadata: Any) -> torch.Tensor:
+    """Tokens of each request, which is known without a look at the device: nothing is drafted."""
+    lengths: torch.Tensor | None = metadata.seq_lens_cpu_upper_bound
+    return metadata.seq_lens if lengths is None else lengths
+
+
 class EvictionWorker:
     """One per worker process.
 
@@ -106,6 +113,7 @@ class EvictionWorker:
         self._layers = layers
         self._sessions = sessions
         self._dtype = dtype
+        self._device = torch.device(next(iter(layers.values()))[1].device)
         self._markers = markers
         self._statistics = statistics
         self._policies: dict[EvictionChoice, _core.Policy] = {}
@@ -146,8 +154,8 @@ class EvictionWorker:
         self._rows = []
         if len(request_ids) < count:
             return metadata  # a dummy step, in which no request runs
-        first_rows = metadata.query_start_loc[: count + 1].tolist()
-        ends = metadata.seq_lens[:count].tolist()
+        first_rows = metadata.query_start_loc_cpu[: count + 1].tolist()
+        ends = _lengths_on_cpu(metadata)[:count].tolist()
         for index in range(count):
             begin = ends[index] - (first_rows[index + 1] - first_rows[index])
             request = self._request(request_ids[index], begin)
@@ -166,15 +174,16 @@ class EvictionWorker:
         if not any(row.first_held for row in self._rows):
             return metadata
         first_held = torch.tensor([row.first_held for row in self._rows], dtype=torch.int32)
+        held = torch.tensor([row.end - row.first_held for row in self._rows], dtype=torch.int32)
         table = metadata.block_table_tensor
-        columns = (first_held // self._evictor.block_size)[:, None] + torch.arange(table.shape[1])
-        columns.clamp_(max=table.shape[1] - 1)
-        seq_lens = metadata.seq_lens[:count] - first_held
+        columns = torch.arange(table.shape[1]) + (first_held // self._evictor.block_size)[:, None]
+        columns = columns.clamp_(max=table.shape[1] - 1).to(table.device, torch.int64)
         return replace(
             metadata,
-            seq_lens=seq_lens,
-            block_table_tensor=table[:count].gather(1, columns.to(torch.int64)).contiguous(),
-            max_seq_len=int(seq_lens.max()),
+            seq_lens=held.to(metadata.seq_lens.device),
+            seq_lens_cpu_upper_bound=held,
+            block_table_tensor=table[:count].gather(1, columns).contiguous(),
+            max_seq_len=int(held.max()),
         )
 
     def begin_step(
@@ -200,7 +209,11 @@ class EvictionWorker:
         if reused_rows is not None and len(reused_rows):
             last = self._rows[-1]
             computed = torch.ones(last.first_row + last.end - last.begin, dtype=torch.bool)
-            computed[reused_rows] = False
+            computed[reused_rows.cpu()] = False
+        # Only an event looks at blocks: a step without one does not wait for a device.
+        has_event = any(row.request.window.start(row.end) > row.first_held for row in self._rows)
+        tables = self._block_table.cpu() if has_event else torch.zeros(len(self._rows), 0)
+        tables = tables.to(torch.int32)
         for row in self._rows:
             if row.request.resumes:
                 self._resume(row, resumed[row.request_id])
@@ -211,7 +224,7 @@ class EvictionWorker:
                 begin=row.begin,
                 first_row=row.first_row,
                 tokens=batch.token_ids_cpu_tensor[line, row.begin : row.end],
-                block_table=self._block_table[row.index],
+                block_table=tables[row.index],
                 computed=None if computed is None else computed[row.first_row : end_row],
             )
 
@@ -237,7 +250,13 @@ class EvictionWorker:
                 self.observer.layer(
                     index, row, query[row.first_row : end_row], kv, self._block_table[row.index]
                 )
-        self._evictor.layer(index, query=query, kv=kv, query_rows=query_rows)
+        self._evictor.layer(
+            index,
+            query=query,
+            kv=kv,
+            query_rows=None if query_rows is None else query_rows.cpu(),
+            stream=current_stream(self._device),
+        )
 
     def end_step(self) -> frozenset[str]:
         """After the forward pass. Returns the step's requests whose keys have been moved so far."""
@@ -267,19 +286,22 @@ class EvictionWorker:
         slots = self._held_slots(blocks, request.window.start(job.computed), job.computed)
         kv = next(iter(self._layers.values()))[1]
         shape = (len(self._layers), len(slots), kv.num_heads, kv.head_size)
-        keys = torch.empty(shape, dtype=self._dtype)
-        values = torch.empty(shape, dtype=self._dtype)
+        keys = torch.empty(shape, dtype=self._dtype, device=self._device)
+        values = torch.empty_like(keys)
+        stream = current_stream(self._device)
         for index, layer_kv in self._layers.values():
-            _core.gather_blocks(blocks=layer_kv.key, slots=slots, out=keys[index])
-            _core.gather_blocks(blocks=layer_kv.value, slots=slots, out=values[index])
+            _core.gather_blocks(blocks=layer_kv.key, slots=slots, out=keys[index], stream=stream)
+            _core.gather_blocks(
+                blocks=layer_kv.value, slots=slots, out=values[index], stream=stream
+            )
         return self._sessions.put(
             StoredSession(
                 key=job.key,
                 settings=job.settings,
                 tokens=job.tokens,
                 computed=job.computed,
-                keys=keys,
-                values=values,
+                keys=keys.cpu(),
+                values=values.cpu(),
                 state=self._evictor.save(request.number),
             )
         )
@@ -316,10 +338,12 @@ class EvictionWorker:
         if session is None or session.computed != row.begin:
             raise AssertionError(f"request {row.request_id}: session {key} is not here")
         self._evictor.restore(row.request.number, session.state)
-        slots = self._held_slots(self._block_table[row.index], row.first_held, row.begin)
+        slots = self._held_slots(self._block_table[row.index].cpu(), row.first_held, row.begin)
+        keys, values = session.keys.to(self._device), session.values.to(self._device)
+        stream = current_stream(self._device)
         for index, kv in self._layers.values():
-            _core.scatter_blocks(rows=session.keys[index], slots=slots, blocks=kv.key)
-            _core.scatter_blocks(rows=session.values[index], slots=slots, blocks=kv.value)
+            _core.scatter_blocks(rows=keys[index], slots=slots, blocks=kv.key, stream=stream)
+            _core.scatter_blocks(rows=values[index], slots=slots, blocks=kv.value, stream=stream)
         row.request.resumes = False
 
     def _positions(self, number: int) -> list[torch.Tensor]:
@@ -332,7 +356,8 @@ class EvictionWorker:
         """Slots of logical positions [begin, end) in blocks that are counted from position 0."""
         size = self._evictor.block_size
         positions = torch.arange(begin, end)
-        return blocks[positions // size].to(torch.int64) * size + positions % size
+        slots = blocks[positions // size].to(torch.int64) * size + positions % size
+        return slots.to(self._device)
 
     def _add(self, request_id: str, computed: int) -> _Request:
         state = self._runner.requests[request_id]
