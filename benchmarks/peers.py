@@ -317,7 +317,9 @@ def main() -> None:
     parser.add_argument("part", choices=["survivors", "times"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 4096])
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.5, 0.75])
+    parser.add_argument("--methods", nargs="+", help="default: all")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--append", action="store_true", help="keep the rows that the file has")
     parser.add_argument("--json", type=Path, required=True)
     arguments = parser.parse_args()
     bench = Bench()
@@ -327,9 +329,14 @@ def main() -> None:
         "model": "SmolLM2-135M-Instruct, float32",
         "rows": [],
     }
+    if arguments.append:
+        result["rows"] += json.loads(arguments.json.read_text(encoding="utf-8"))["rows"]
     is_timed = arguments.part == "times"
+    methods = [*UNIFORM, *RAGGED] if is_timed else UNIFORM
+    if arguments.methods is not None:
+        methods = [method for method in methods if method.name in arguments.methods]
     for tokens in arguments.tokens:
-        for method in [*UNIFORM, *RAGGED] if is_timed else UNIFORM:
+        for method in methods:
             for ratio in arguments.ratios:
                 if is_timed:
                     row = bench.time(method, ratio, tokens, arguments.rounds)

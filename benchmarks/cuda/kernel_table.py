@@ -339,15 +339,19 @@ def nvcc_version(nvcc: str) -> str:
 
 
 def compile_kernel(nvcc: str, source: Path, architecture: str, output: Path) -> str:
-    """Compile to a cubin; what ptxas says of it."""
-    command = [nvcc, "-std=c++20", "-O3", f"-arch={architecture}", "-Xptxas=-v", "-cubin"]
+    """Compile to PTX, and that to a cubin beside it; what ptxas says of it."""
+    ptx = output.with_suffix(".ptx")
     includes = [f"-I{REPOSITORY / folder}" for folder in ("include", "src", "kernels")]
-    result = subprocess.run(
-        [*command, *includes, "-o", str(output), str(source)], capture_output=True, text=True
-    )
-    if result.returncode != 0:
-        raise RuntimeError(f"nvcc failed on {source.name} for {architecture}:\n{result.stderr}")
-    return result.stderr
+    said = ""
+    for command in (
+        [nvcc, "-std=c++20", f"-arch={architecture}", "-ptx", *includes, "-o", ptx, source],
+        [nvcc, f"-arch={architecture}", "-Xptxas=-v", "-cubin", "-o", output, ptx],
+    ):
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            raise RuntimeError(f"{source.name} for {architecture}:\n{result.stderr}")
+        said = result.stderr
+    return said
 
 
 def parse_ptxas(text: str) -> list[Entry]:
@@ -374,7 +378,7 @@ def parse_ptxas(text: str) -> list[Entry]:
 
 
 def compile_all(nvcc: str, folder: Path) -> list[Entry]:
-    """Every kernel for every architecture; cubins are left in `folder`."""
+    """Every kernel for every architecture; PTX and cubins are left in `folder`."""
     jobs = [
         (source, architecture)
         for source in sorted(KERNELS.glob("*.cu"))
@@ -405,27 +409,13 @@ def tensor_core_instructions(folder: Path) -> dict[str, int] | None:
     return counts
 
 
-def ptx_tensor_core_instructions(nvcc: str) -> dict[str, int]:
+def ptx_tensor_core_instructions(folder: Path) -> dict[str, int]:
     """mma instructions of each entry in PTX, which the assembler can only turn into HMMA."""
     counts: dict[str, int] = {}
-    includes = [f"-I{REPOSITORY / folder}" for folder in ("include", "src", "kernels")]
-    for source in sorted(KERNELS.glob("*.cu")):
-        if "mma_m16n8k16" not in source_with_headers(source):
-            continue
-        command = [nvcc, "-std=c++20", "-arch=sm_80", "-ptx", *includes, "-o", "-", str(source)]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        for part in text.split(".entry ")[1:]:
+    for ptx in sorted(folder.glob("*.sm_80.ptx")):
+        for part in ptx.read_text(encoding="utf-8").split(".entry ")[1:]:
             counts[part.split("(")[0].strip()] = part.count("mma.sync.aligned.m16n8k16")
     return counts
-
-
-def source_with_headers(source: Path) -> str:
-    """A kernel's source and the headers of kernels/ that it names, but platform.cuh."""
-    text = source.read_text(encoding="utf-8")
-    for name in re.findall(r'#include "(\w+\.cuh)"', text):
-        if name != "platform.cuh":
-            text += (KERNELS / name).read_text(encoding="utf-8")
-    return text
 
 
 def occupancies(
@@ -542,7 +532,7 @@ def main() -> int:
         folder = Path(name)
         entries = compile_all(nvcc, folder)
         in_sass = tensor_core_instructions(folder)
-        mma = ptx_tensor_core_instructions(nvcc) if in_sass is None else in_sass
+        mma = ptx_tensor_core_instructions(folder) if in_sass is None else in_sass
         problems = problems_of(entries, mma)
         for problem in problems:
             print(problem, file=sys.stderr)

@@ -26,7 +26,7 @@ def compiled(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cubins")
     entries = table.compile_all(nvcc, folder)
     in_sass = table.tensor_core_instructions(folder)
-    mma = table.ptx_tensor_core_instructions(nvcc) if in_sass is None else in_sass
+    mma = table.ptx_tensor_core_instructions(folder) if in_sass is None else in_sass
     return entries, mma, in_sass is not None, folder, nvcc
 
 
