@@ -53,7 +53,8 @@ class EvictionChoice:
     policy : str
         One of ``phasekv.policies.names()``, or "function".
     function : str, callable or None
-        The Python function that scores, as "module:name" or itself, with policy "function".
+        The Python function that scores, as "module:name" or itself, with policy "function". A
+        request gets the engine's.
     compress_prompt : str
         "chunk": a prompt is compressed whenever a scheduled chunk of it exceeds the window;
         "end": only when it is complete (it must then fit into the cache).
@@ -185,6 +186,12 @@ def parse_request_choice(value: Any, engine: EvictionChoice | None) -> EvictionC
             stride=engine.stride,
             compress_prompt=engine.compress_prompt,
             calibration=engine.calibration,
+            function=engine.function,
+        )
+    # Requests may come from anywhere: what is imported and called is the operator's to say.
+    if settings.get("function", engine.function) != engine.function:
+        raise InvalidArgumentError(
+            "function", repr(settings["function"]), "left away: the engine's settings name it"
         )
     return _parse(settings, base)
 

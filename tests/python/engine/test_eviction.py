@@ -27,7 +27,13 @@ def engine_steps(prompt: int, answers: int, chunk: int = CHUNK) -> list[int]:
 @pytest.fixture(scope="module")
 def engine(start_engine):
     engine = start_engine(
-        phasekv={"eviction": {"budget": 512, "stride": STRIDE}},
+        phasekv={
+            "eviction": {
+                "budget": 512,
+                "stride": STRIDE,
+                "function": "python_policies:as_queries_say",
+            }
+        },
         max_num_batched_tokens=CHUNK,
         worker_extension_cls="survivor_probe.SurvivorProbe",
     )
@@ -196,17 +202,19 @@ def test_the_prompt_may_be_compressed_at_its_end(start_engine, reference):
 def test_a_policy_in_python(engine, reference):
     """The same scores as streaming_llm, from a function of keys, values and queries."""
     tokens = random_tokens(300, 8)
-    wish = {"policy": "function", "function": "python_policies:newest", "budget": BUDGET}
+    wish = {"policy": "function", "budget": BUDGET}
     answer = engine.one(tokens, max_tokens=40, eviction=wish)
     (survivors,) = survivors_of(engine)
     assert_follows(answer, tokens, survivors, reference, "streaming_llm")
 
 
-@pytest.mark.parametrize("function", ["not_a_number", "wrong_shape", "raises"])
-def test_a_broken_policy_is_named_and_the_engine_lives_on(engine, plain, function):
-    wish = {"policy": "function", "function": f"python_policies:{function}", "budget": BUDGET}
+@pytest.mark.parametrize(("queries", "says"), [(1, "not finite"), (2, "[2, "), (3, "no idea")])
+def test_a_broken_policy_is_named_and_the_engine_lives_on(engine, plain, queries, says):
+    wish = {"policy": "function", "queries": queries, "budget": BUDGET}
     answer = engine.one(random_tokens(300, 9), max_tokens=4, eviction=wish)
-    assert "function" in answer.report["eviction"]["failure"]
+    failure = answer.report["eviction"]["failure"]
+    assert "function" in failure
+    assert says in failure
     assert bool(answer.logprobs.isfinite().all())
     survivors_of(engine)
     tokens = random_tokens(50, 9)
@@ -252,8 +260,8 @@ BAD_WISHES = [
     ({"pooling": "median"}, "pooling", "median"),
     ({"phase_quota": 2.0}, "phase_quota", "2"),
     ({"stride": 64}, "stride", "64"),
-    ({"policy": "function"}, "function", "None"),
     ({"policy": "function", "function": "nothing:here"}, "function", "nothing:here"),
+    ({"function": "os:getcwd"}, "function", "os:getcwd"),
     ({"compress_prompt": "end"}, "compress_prompt", "end"),
     ("tight", "eviction", "tight"),
     ({"policy": "h2o", "recent": 544}, "budget", "512"),
@@ -282,6 +290,8 @@ BAD_SETTINGS = [
     ({"budget": 128, "policy": "nobody"}, "policy"),
     ({"budget": 128, "policy": "adakv"}, "policy = adakv is not supported"),
     ({"budget": 128, "sinc": 3}, "sinc"),
+    ({"budget": 128, "policy": "function"}, "function"),
+    ({"budget": 128, "policy": "function", "function": "nothing:here"}, "function"),
 ]
 
 
