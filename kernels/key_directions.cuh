@@ -53,7 +53,8 @@ __device__ inline void load_row(const KeyRows& rows, int key, float (&values)[kD
 template <typename Use>
 __device__ inline void for_each_row(const KeyRows& rows, int first_key, const Use& use) {
   first_key += static_cast<int>(threadIdx.x) / kWarpSize * kKeysPerWarp;
-  for (int key = first_key; key < first_key + kKeysPerWarp; ++key) {
+  for (int i = 0; i < kKeysPerWarp; ++i) {
+    const int key = first_key + i;
     if (!rows.has(key)) break;  // the whole warp
     float values[kDimsPerLane];
     load_row(rows, key, values);
