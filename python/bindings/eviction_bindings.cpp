@@ -39,7 +39,8 @@ std::shared_ptr<Policy> make(const std::string& name, std::optional<int64_t> que
                              const std::optional<std::string>& pooling,
                              std::optional<int64_t> pooling_kernel,
                              std::optional<bool> marker_queries, std::optional<double> phase_quota,
-                             std::optional<double> redundancy,
+                             std::optional<double> redundancy, std::optional<double> safeguard,
+                             std::optional<double> steepness,
                              std::shared_ptr<eviction::TriattentionStatistics> statistics) {
   eviction::PolicyOptions options;
   options.queries = queries;
@@ -56,6 +57,8 @@ std::shared_ptr<Policy> make(const std::string& name, std::optional<int64_t> que
   options.marker_queries = marker_queries;
   options.phase_quota = phase_quota;
   options.redundancy = redundancy;
+  options.safeguard = safeguard;
+  options.steepness = steepness;
   options.statistics = std::move(statistics);
   return eviction::make_policy(name, options);
 }
@@ -241,6 +244,7 @@ void register_policies(py::module_& module) {
            py::arg("group") = py::none(), py::arg("pooling") = py::none(),
            py::arg("pooling_kernel") = py::none(), py::arg("marker_queries") = py::none(),
            py::arg("phase_quota") = py::none(), py::arg("redundancy") = py::none(),
+           py::arg("safeguard") = py::none(), py::arg("steepness") = py::none(),
            py::arg("statistics") = py::none())
       .def_property_readonly("name",
                              [](const Policy& policy) { return std::string(policy.name()); })

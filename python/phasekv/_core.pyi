@@ -357,6 +357,8 @@ class Policy:
         marker_queries: bool | None = None,
         phase_quota: float | None = None,
         redundancy: float | None = None,
+        safeguard: float | None = None,
+        steepness: float | None = None,
         statistics: TriattentionStatistics | None = None,
     ) -> None: ...
     @property

@@ -1,5 +1,6 @@
 #include "eviction/options.h"
 
+#include <cmath>
 #include <string>
 
 #include "phasekv/error.h"
@@ -39,6 +40,8 @@ void check_options(std::string_view policy, const PolicyOptions& options, const 
   refuse_unless(known.marker_queries, policy, "marker_queries", options.marker_queries.has_value());
   refuse_unless(known.phase_quota, policy, "phase_quota", options.phase_quota.has_value());
   refuse_unless(known.redundancy, policy, "redundancy", options.redundancy.has_value());
+  refuse_unless(known.safeguard, policy, "safeguard", options.safeguard.has_value());
+  refuse_unless(known.steepness, policy, "steepness", options.steepness.has_value());
   refuse_unless(known.statistics, policy, "statistics", options.statistics != nullptr);
   check_least("queries", options.queries, 1);
   check_least("sinks", options.sinks, 0);
@@ -50,6 +53,11 @@ void check_options(std::string_view policy, const PolicyOptions& options, const 
   }
   check_share("phase_quota", options.phase_quota);
   check_share("redundancy", options.redundancy);
+  check_share("safeguard", options.safeguard);
+  if (options.steepness && !(*options.steepness >= 1.0 && std::isfinite(*options.steepness))) {
+    throw Error(ErrorCode::invalid_argument, "steepness", std::to_string(*options.steepness),
+                "a number of at least 1");
+  }
 }
 
 }  // namespace phasekv::eviction

@@ -17,6 +17,8 @@ struct OptionSet {
   bool marker_queries = false;
   bool phase_quota = false;
   bool redundancy = false;
+  bool safeguard = false;
+  bool steepness = false;
   bool statistics = false;
 };
 

@@ -248,6 +248,15 @@ TEST(Policies, RefuseWhatTheyDoNotHave) {
   EXPECT_EQ(refused("keydiff", {.queries = 3}), "queries");
   EXPECT_EQ(refused("pyramidkv", {.phase_quota = 0.5}), "phase_quota");
   EXPECT_EQ(refused("expected_attention", {.pooling = Pooling::max}), "pooling");
+  EXPECT_EQ(refused("adakv", {.safeguard = 1.0}), "accepted");
+  EXPECT_EQ(refused("adakv", {.safeguard = 1.1}), "safeguard");
+  EXPECT_EQ(refused("adakv", {.steepness = 20.0}), "steepness");
+  EXPECT_EQ(refused("snapkv", {.safeguard = 0.2}), "safeguard");
+  EXPECT_EQ(refused("pyramidkv", {.steepness = 1.0}), "accepted");
+  for (const double steepness :
+       {0.9, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_EQ(refused("pyramidkv", {.steepness = steepness}), "steepness");
+  }
 }
 
 }  // namespace

@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -375,7 +377,10 @@ TEST(AdaKv, TheBestOfAllHeadsStayBesidesEachHeadsSafeguard) {
       }
     }
     const int64_t kept = 10 + round;
-    const auto counts = make_policy("adakv", {.recent = 0})->allocate(layer.view(kept));
+    const std::optional<double> safeguard =
+        std::array<std::optional<double>, 4>{std::nullopt, 0.0, 0.5, 1.0}[round % 4];
+    const auto counts =
+        make_policy("adakv", {.recent = 0, .safeguard = safeguard})->allocate(layer.view(kept));
     // By definition: safeguarded ones first, then the best, one by one.
     std::vector<std::set<int32_t>> chosen(3);
     const auto take_best = [&](const std::vector<size_t>& heads) {
@@ -393,10 +398,11 @@ TEST(AdaKv, TheBestOfAllHeadsStayBesidesEachHeadsSafeguard) {
       }
       chosen[best_head].insert(best);
     };
+    const auto safe = static_cast<int64_t>(safeguard.value_or(0.2) * static_cast<double>(kept));
     for (size_t head = 0; head < 3; ++head) {
-      for (int64_t i = 0; i < kept / 5; ++i) take_best({head});
+      for (int64_t i = 0; i < safe; ++i) take_best({head});
     }
-    for (int64_t i = 3 * (kept / 5); i < 3 * kept; ++i) take_best({0, 1, 2});
+    for (int64_t i = 3 * safe; i < 3 * kept; ++i) take_best({0, 1, 2});
     ASSERT_EQ(counts.size(), 3U);
     for (size_t head = 0; head < 3; ++head) {
       EXPECT_EQ(counts[head], static_cast<int64_t>(chosen[head].size()));
@@ -404,8 +410,13 @@ TEST(AdaKv, TheBestOfAllHeadsStayBesidesEachHeadsSafeguard) {
   }
 }
 
-TEST(PyramidKv, BudgetsFallLinearlyAndTheirTotalIsExact) {
-  const auto policy = make_policy("pyramidkv", {.queries = 32});
+class PyramidKv : public testing::TestWithParam<std::optional<double>> {};
+
+INSTANTIATE_TEST_SUITE_P(Steepness, PyramidKv, testing::Values(std::nullopt, 4.0, 1.0));
+
+TEST_P(PyramidKv, BudgetsFallLinearlyAndTheirTotalIsExact) {
+  const auto policy = make_policy("pyramidkv", {.queries = 32, .steepness = GetParam()});
+  const double steepness = GetParam().value_or(20.0);
   for (const int64_t layers : {1, 2, 5, 30}) {
     for (const int64_t seen : {1100, 1400, 1804, 5000}) {
       const int64_t newest = seen % 16;
@@ -432,7 +443,7 @@ TEST(PyramidKv, BudgetsFallLinearlyAndTheirTotalIsExact) {
         EXPECT_LE(budget, before);
         // The line as published, which rounds otherwise.
         const double mean = kBudget - 32;
-        const double first = std::min<double>(2 * mean - mean / 20, seen - newest - 32);
+        const double first = std::min<double>(2 * mean - mean / steepness, seen - newest - 32);
         const double step = layers > 1 ? 2 * (first - mean) / static_cast<double>(layers - 1) : 0;
         const double exact = layers > 1 ? 32 + first - static_cast<double>(layer) * step : kBudget;
         EXPECT_NEAR(static_cast<double>(budget), exact, 16);

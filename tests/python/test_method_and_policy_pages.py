@@ -23,6 +23,8 @@ POLICY_OPTIONS = {
     "marker_queries": False,
     "phase_quota": 0.5,
     "redundancy": 0.5,
+    "safeguard": 0.5,
+    "steepness": 2.0,
 }
 # What a table has for the budget's half and for the length of the query buffer.
 BUDGET, QUERIES = 1000, 64

@@ -34,6 +34,10 @@ struct PolicyOptions {
   std::optional<double> phase_quota = {};  // in [0, 1]: share of B that is divided evenly among the
                                            // phases, for the best keys of each
   std::optional<double> redundancy = {};   // in [0, 1]: score = (1 - x) attention - x R-KV's term
+  std::optional<double> safeguard = {};    // in [0, 1], adakv: share of the budget that each head
+                                           // is sure of
+  std::optional<double> steepness = {};    // at least 1, pyramidkv: unprotected tokens that a layer
+                                           // keeps on average, over what the last layer keeps
   std::shared_ptr<const TriattentionStatistics> statistics = {};  // of calibration
 };
 

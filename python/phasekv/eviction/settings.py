@@ -35,6 +35,8 @@ OPTIONS = (
     "marker_queries",
     "phase_quota",
     "redundancy",
+    "safeguard",
+    "steepness",
 )
 
 
@@ -60,6 +62,8 @@ class EvictionChoice:
         "end": only when it is complete (it must then fit into the cache).
     queries, sinks, recent, group, pooling, pooling_kernel, marker_queries, phase_quota, redundancy
         Options of the policy (``docs/eviction.md``); None is the policy's own definition.
+    safeguard, steepness : float or None
+        The same of ``adakv`` and ``pyramidkv``.
     calibration : str or None
         File of ``phasekv calibrate``, for policy "triattention".
     """
@@ -78,6 +82,8 @@ class EvictionChoice:
     marker_queries: bool | None = None
     phase_quota: float | None = None
     redundancy: float | None = None
+    safeguard: float | None = None
+    steepness: float | None = None
     calibration: str | None = None
 
     def build(self, statistics: TriattentionStatistics | None = None) -> Policy:
@@ -226,6 +232,8 @@ def _parse(settings: dict[str, Any], base: EvictionChoice) -> EvictionChoice:
         ),
         phase_quota=optional_number(settings, "phase_quota", base.phase_quota),
         redundancy=optional_number(settings, "redundancy", base.redundancy),
+        safeguard=optional_number(settings, "safeguard", base.safeguard),
+        steepness=optional_number(settings, "steepness", base.steepness),
         calibration=optional_text(settings, "calibration", base.calibration),
     )
 

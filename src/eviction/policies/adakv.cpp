@@ -1,9 +1,11 @@
 // AdaKV (arXiv 2407.11550): SnapKV's scores, and the KV heads of a layer compete for its budget.
-// Each head keeps its protected tokens and its best up to a safeguard of 0.2 of what it would keep
-// if all kept alike; what is left of the layer's budget goes to the best of all heads' other keys.
+// Each head keeps its protected tokens and its best up to a safeguard, by default 0.2 of what it
+// would keep if all kept alike; what is left of the layer's budget goes to the best of all heads'
+// other keys.
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "eviction/allocation.h"
@@ -15,8 +17,6 @@ namespace phasekv::eviction {
 std::unique_ptr<Policy> make_snapkv(const PolicyOptions& options);
 
 namespace {
-
-constexpr double kSafeguard = 0.2;
 
 struct Candidate {
   float score;
@@ -38,11 +38,12 @@ void put_best_first(std::vector<Candidate>* candidates, int64_t count) {
 
 class AdaKv final : public RaggedPolicy {
  public:
-  using RaggedPolicy::RaggedPolicy;
+  AdaKv(std::unique_ptr<Policy> scores, double safeguard)
+      : RaggedPolicy("adakv", std::move(scores)), safeguard_(safeguard) {}
 
   std::vector<int64_t> allocate(const LayerScores& layer) const override {
     const ProtectedTokens kept = protected_tokens(layer.budget);
-    const auto safe = static_cast<int64_t>(kSafeguard * static_cast<double>(layer.kept));
+    const auto safe = static_cast<int64_t>(safeguard_ * static_cast<double>(layer.kept));
     std::vector<int64_t> counts;
     std::vector<Candidate> rest;
     for (size_t head = 0; head < layer.heads.size(); ++head) {
@@ -66,14 +67,20 @@ class AdaKv final : public RaggedPolicy {
     for (int64_t i = 0; i < left; ++i) ++counts[rest[static_cast<size_t>(i)].head];
     return counts;
   }
+
+ private:
+  double safeguard_;
 };
 
 }  // namespace
 
 std::unique_ptr<Policy> make_adakv(const PolicyOptions& options) {
-  check_options("adakv", options,
-                {.queries = true, .recent = true, .attention = true, .redundancy = true});
-  return std::make_unique<AdaKv>("adakv", make_snapkv(options));
+  check_options(
+      "adakv", options,
+      {.queries = true, .recent = true, .attention = true, .redundancy = true, .safeguard = true});
+  PolicyOptions of_scores = options;
+  of_scores.safeguard.reset();
+  return std::make_unique<AdaKv>(make_snapkv(of_scores), options.safeguard.value_or(0.2));
 }
 
 }  // namespace phasekv::eviction

@@ -39,10 +39,10 @@ def snapkv_scores(head: Head, queries, event_at: int, scale: float) -> torch.Ten
     return scores
 
 
-def pyramid_budgets(layers: int, budget: int, tokens: int, block_size: int = 16) -> list[float]:
+def pyramid_budgets(layers: int, budget: int, tokens: int, steepness: float) -> list[float]:
     """The published line for prompts of ``tokens``, before it is rounded to blocks."""
     mean = budget - RECENT
-    first = min(2 * mean - mean / 20, tokens - RECENT)
+    first = min(2 * mean - mean / steepness, tokens - RECENT)
     last = 2 * mean - first
     return [RECENT + first - layer * (first - last) / (layers - 1) for layer in range(layers)]
 
@@ -59,6 +59,8 @@ class RaggedReference(Reference):
         stride: int,
         policy: str,
         survivors: list[list[torch.Tensor]],
+        safeguard: float = 0.2,
+        steepness: float = 20,
     ) -> torch.Tensor:
         """Log-probabilities [steps, vocabulary] after each step's last token.
 
@@ -69,6 +71,7 @@ class RaggedReference(Reference):
             [Head(none, none, torch.empty(0, dtype=torch.long)) for _ in range(self.kv_heads)]
             for _ in self.layers
         ]
+        self.safeguard, self.steepness = safeguard, steepness
         queries = [[] for _ in self.layers]
         events = iter(survivors)
         event_at, begin, logprobs = 0, 0, []
@@ -145,7 +148,7 @@ class RaggedReference(Reference):
             if len(kept_scores) and bool((~stays).any()):
                 assert float(kept_scores[-1]) >= float(scores[~stays].max()) - slack
             # What the safeguard gives a head does not compete.
-            safeguarded = max(0, int(0.2 * kept) - RECENT)
+            safeguarded = max(0, int(self.safeguard * kept) - RECENT)
             assert counts[number] >= min(RECENT + safeguarded, len(scores))
             inside += kept_scores[safeguarded:].tolist()
             outside += scores[~stays].tolist()
@@ -154,6 +157,6 @@ class RaggedReference(Reference):
             assert min(inside) >= max(outside) - TOLERANCE * max(inside)
         else:
             (budgets,) = {count - newest for count in counts}
-            exact = pyramid_budgets(len(self.layers), budget, end - newest)[index]
+            exact = pyramid_budgets(len(self.layers), budget, end - newest, self.steepness)[index]
             assert budgets % 16 == 0
             assert abs(budgets - exact) <= 16

@@ -52,12 +52,22 @@ def test_a_budget_that_holds_everything_changes_nothing(load, policy, family):
     assert [held(eviction.cache, row)[3] for row in range(3)] == [[205] * 2, [95] * 2, [6] * 2]
 
 
-@pytest.mark.parametrize("policy", RAGGED)
-def test_survivors_and_distributions_equal_the_reference(model, model_folder, policy):
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("adakv", {}),
+        ("adakv", {"safeguard": 0.7}),
+        ("pyramidkv", {}),
+        ("pyramidkv", {"steepness": 1.5}),
+    ],
+    ids=str,
+)
+def test_survivors_and_distributions_equal_the_reference(model, model_folder, policy, options):
     """Prompt in two passes, then decoding, over three events."""
     prompt, more = random_tokens(250, 4), random_tokens(45, 5)
     survivors, logprobs, steps = [], [], []
-    with evict(model, policy=policy, budget=128, stride=32) as eviction, torch.no_grad():
+    wish = {"policy": policy, **options}
+    with evict(model, budget=128, stride=32, **wish) as eviction, torch.no_grad():
         cache, tokens = None, []
         for part in [prompt[:150], prompt[150:], *([token] for token in more)]:
             events = eviction.cache.reports[0]["compactions"] if eviction.cache else 0
@@ -71,7 +81,7 @@ def test_survivors_and_distributions_equal_the_reference(model, model_folder, po
     assert len(survivors) == 3
     assert len({tuple(counts) for counts in held(cache)}) > 1
     reference = RaggedReference(str(model_folder()))
-    expected = reference.run_ragged(tokens, steps, 128, 32, policy, survivors)
+    expected = reference.run_ragged(tokens, steps, 128, 32, policy, survivors, **options)
     torch.testing.assert_close(torch.stack(logprobs), expected.float(), atol=1e-3, rtol=0)
 
 
