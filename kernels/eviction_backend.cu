@@ -179,10 +179,10 @@ class DeviceBackend final : public CudaBackend {
     const cuda::DeviceGuard guard(device_);
     KeydiffScoreParams there = from_first_block(params);
     std::tie(there.block_table) = send(blocks_of(there, params.tokens));
-    compute(
-        params.key.num_heads * params.tokens, params.scores, &there.scores,
-        cuda::keydiff_score_workspace_bytes(there),
-        [&](const cuda::Workspace& workspace) { cuda::keydiff_score(there, workspace, stream_); });
+    compute(params.key.num_heads * params.tokens, params.scores, &there.scores,
+            cuda::keydiff_score_workspace_bytes(there), [&](const cuda::Workspace& workspace) {
+              cuda::keydiff_score(there, workspace, stream_);
+            });
   }
 
   void triattention_score(const TriattentionScoreParams& params) override {

@@ -1,12 +1,11 @@
 // KeyDiff (arXiv 2504.15364): keys that point away from the others stay. A key's score is minus its
 // cosine with the mean of all held keys, each of unit length, as they are cached (after RoPE).
 // Nothing is protected, and no query is looked at.
-#include "phasekv/ops/keydiff_score.h"
-
 #include <memory>
 
 #include "eviction/options.h"
 #include "phasekv/eviction/policy.h"
+#include "phasekv/ops/keydiff_score.h"
 
 namespace phasekv::eviction {
 namespace {
