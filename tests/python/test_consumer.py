@@ -34,6 +34,8 @@ def test_installed_headers_need_no_python_torch_or_cuda(installed_prefix: Path) 
     for header in headers:
         included = [line for line in header.read_text().splitlines() if line.startswith("#include")]
         for line in included:
+            if line.startswith('#include "phasekv/'):
+                continue  # which is one of these headers
             assert not any(word in line for word in ("Python.h", "torch", "pybind", "cuda")), (
                 header.name + ": " + line
             )
