@@ -22,6 +22,8 @@ class OpCall {
   // invalid_argument for any other device, and for another than the tensors before had.
   void place(const std::string& argument, const std::string& device);
 
+  // Of the tensors so far, as torch names it.
+  const std::string& device() const { return device_; }
   bool is_on_cuda() const { return device_index_ >= 0; }
   // Of the CUDA device.
   int device_index() const { return device_index_; }

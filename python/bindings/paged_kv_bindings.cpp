@@ -63,7 +63,7 @@ PlacedKV strided_paged_kv(const py::handle& key, const py::handle& value) {
     throw Error(ErrorCode::invalid_argument, "value", tensor_of("value", value, &call).shape_text(),
                 "key's shape and dtype, " + tensor_of("key", key, &call).shape_text());
   }
-  return {.kv = kv, .device = tensor_of("key", key, &call).device};
+  return {.kv = kv, .device = call.device()};
 }
 
 }  // namespace

@@ -23,6 +23,31 @@ std::string text_of(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
+// What a tensor is asked for, made once: a step of a model asks some hundred of them.
+struct TensorNames {
+  PyObject* device = PyUnicode_InternFromString("device");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* shape = PyUnicode_InternFromString("shape");
+  PyObject* stride = PyUnicode_InternFromString("stride");
+};
+
+// What Python gave; an attribute that there is not means that the object is no tensor.
+py::object checked(const char* argument, const py::handle& object, PyObject* given) {
+  if (given != nullptr) return py::reinterpret_steal<py::object>(given);
+  if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw py::error_already_set();
+  PyErr_Clear();
+  refuse(argument, py::str(py::type::handle_of(object).attr("__name__")), "a tensor");
+}
+
+py::object attribute_of(const char* argument, const py::handle& object, PyObject* name) {
+  return checked(argument, object, PyObject_GetAttr(object.ptr(), name));
+}
+
+py::object call_of(const char* argument, const py::handle& object, PyObject* name) {
+  return checked(argument, object, PyObject_CallMethodNoArgs(object.ptr(), name));
+}
+
 std::vector<int64_t> integers_of(const py::handle& sequence) {
   std::vector<int64_t> integers;
   for (const py::handle item : sequence) integers.push_back(item.cast<int64_t>());
@@ -76,12 +101,8 @@ List<T> typed_list_of(const char* argument, const py::handle& object, const char
 std::string Tensor::shape_text() const { return text_of(shape); }
 
 Tensor tensor_of(const char* argument, const py::handle& object, OpCall* call) {
-  for (const char* attribute : {"data_ptr", "shape", "stride", "dtype", "device"}) {
-    if (!py::hasattr(object, attribute)) {
-      refuse(argument, py::str(py::type::handle_of(object).attr("__name__")), "a tensor");
-    }
-  }
-  const auto device = py::str(object.attr("device")).cast<std::string>();
+  static const TensorNames names;
+  const auto device = py::str(attribute_of(argument, object, names.device)).cast<std::string>();
   if (call != nullptr) {
     call->place(argument, device);
   } else if (device != "cpu") {
@@ -90,11 +111,12 @@ Tensor tensor_of(const char* argument, const py::handle& object, OpCall* call) {
   Tensor tensor;
   tensor.argument = argument;
   tensor.device = device;
-  tensor.dtype = dtype_name(object.attr("dtype"));
+  tensor.dtype = dtype_name(attribute_of(argument, object, names.dtype));
+  const auto address = call_of(argument, object, names.data_ptr).cast<uintptr_t>();
   // NOLINTNEXTLINE(performance-no-int-to-ptr): Python hands addresses over as integers.
-  tensor.data = reinterpret_cast<void*>(object.attr("data_ptr")().cast<uintptr_t>());
-  tensor.shape = integers_of(object.attr("shape"));
-  tensor.strides = integers_of(object.attr("stride")());
+  tensor.data = reinterpret_cast<void*>(address);
+  tensor.shape = integers_of(attribute_of(argument, object, names.shape));
+  tensor.strides = integers_of(call_of(argument, object, names.stride));
   return tensor;
 }
 
