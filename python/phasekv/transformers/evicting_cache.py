@@ -70,7 +70,7 @@ class EvictingCache(Cache):  # type: ignore[misc]
 
     @property
     def kv_nbytes(self) -> int:
-        """Bytes of the blocks of keys and values, free ones included."""
+        """Bytes of the blocks of keys and values that are in use."""
         return 0 if self._keys is None else self._keys.nbytes
 
     @property

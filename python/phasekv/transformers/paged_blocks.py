@@ -1,21 +1,28 @@
-"""Blocks of keys and values of all layers, in tensors that grow and shrink with what is held."""
+"""Blocks of keys and values of all layers, in memory that grows and shrinks with what is held."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 
 from phasekv import _core
+from phasekv.transformers.block_memory import BlockMemory
 
-_LEAST_GROWTH = 8  # blocks
+_LEAST_BLOCKS = 8
+_COPIED_AT_ONCE = 64  # blocks: what exists twice while a pool grows
 
 
 class PagedBlocks:
     """One pool: a block id means the same block in every layer.
 
+    A block lies in one piece, ``[layers, 2, kv_heads, block_size, head_size]``: first a layer's
+    keys, then its values.
+
     Parameters
     ----------
     layers, kv_heads, block_size, head_size : int
-        Sizes; a block is ``[kv_heads, block_size, head_size]`` keys and as many values, a layer.
+        Sizes.
     dtype : torch.dtype
         float32, bfloat16 or float16.
     """
@@ -24,32 +31,25 @@ class PagedBlocks:
         self, layers: int, kv_heads: int, block_size: int, head_size: int, dtype: torch.dtype
     ) -> None:
         self.block_size = block_size
-        empty = torch.empty((0, kv_heads, block_size, head_size), dtype=dtype)
-        self._keys = [empty] * layers
-        self._values = [empty] * layers
+        self.num_layers = layers
+        self._block_shape = (layers, 2, kv_heads, block_size, head_size)
+        self._memory = BlockMemory(_LEAST_BLOCKS, self._block_shape, dtype)
         self._views: dict[int, _core.PagedKV] = {}
-        self._free: list[int] = []
-
-    @property
-    def num_layers(self) -> int:
-        """Layers that a block has keys and values of."""
-        return len(self._keys)
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks there are, free ones included."""
-        return self._keys[0].shape[0]
+        self._free = list(range(_LEAST_BLOCKS))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layers' keys and values."""
-        return sum(blocks.nbytes for blocks in (*self._keys, *self._values))
+        """Bytes of the blocks in use, all layers' keys and values. Free ones take no memory.
+
+        A page that a free block shares with one in use stays.
+        """
+        return (self._capacity - len(self._free)) * self._memory.block_nbytes
 
     def kv(self, layer: int) -> _core.PagedKV:
-        """A layer's blocks; valid until blocks are allocated or given back."""
+        """A layer's blocks; valid until blocks are allocated."""
         if layer not in self._views:
             self._views[layer] = _core.strided_paged_kv(
-                key=self._keys[layer], value=self._values[layer]
+                key=self._memory.blocks[:, layer, 0], value=self._memory.blocks[:, layer, 1]
             )
         return self._views[layer]
 
@@ -57,49 +57,46 @@ class PagedBlocks:
         """Keys and values at ``slots`` (int64), each [slots, kv heads, head size]."""
         kv = self.kv(layer)
         shape = (len(slots), kv.num_heads, kv.head_size)
-        keys, values = self._keys[layer].new_empty(shape), self._values[layer].new_empty(shape)
+        keys, values = (self._memory.blocks.new_empty(shape) for _ in range(2))
         _core.gather_blocks(blocks=kv.key, slots=slots, out=keys)
         _core.gather_blocks(blocks=kv.value, slots=slots, out=values)
         return keys, values
 
     def allocate(self, count: int) -> list[int]:
-        """Ids of ``count`` blocks, of any content."""
+        """Ids of ``count`` blocks, of any content, in ascending order."""
         missing = count - len(self._free)
         if missing > 0:
-            begin = self.num_blocks
-            growth = max(missing, _LEAST_GROWTH, begin // 8)
-            self._resize(begin + growth, torch.arange(begin))
-            self._free += range(begin, begin + growth)
+            self._grow(2 * (self._capacity + missing))
         taken, self._free = self._free[:count], self._free[count:]
         return taken
 
-    def release(self, blocks: list[int], tables: list[list[int]]) -> None:
-        """Give blocks back; where more than a few are free then, the memory too.
+    def release(self, blocks: list[int]) -> None:
+        """Give blocks and their memory back; those in use stay where they are."""
+        self._free = sorted(self._free + blocks)
+        released = set(blocks)
+        for begin, end in _runs(self._free):
+            if not released.isdisjoint(range(begin, end)):
+                self._memory.give_back(begin, end)
 
-        Parameters
-        ----------
-        blocks : list of int
-            No longer used.
-        tables : list of list of int
-            All blocks in use. Their ids change, in place, when the tensors shrink.
-        """
-        self._free += blocks
-        used = [block for table in tables for block in table]
-        if len(self._free) <= max(_LEAST_GROWTH, len(used) // 4):
-            return
-        self._resize(len(used), torch.tensor(used, dtype=torch.int64))
-        self._free = []
-        begin = 0
-        for table in tables:
-            table[:] = range(begin, begin + len(table))
-            begin += len(table)
+    @property
+    def _capacity(self) -> int:
+        return self._memory.blocks.shape[0]
 
-    def _resize(self, count: int, kept: torch.Tensor) -> None:
-        """``count`` blocks, of which the first are those of ``kept``; layer after layer."""
+    def _grow(self, capacity: int) -> None:
+        old, new = self._memory, BlockMemory(capacity, self._block_shape, self._memory.blocks.dtype)
+        free = set(self._free)
+        for begin, end in _runs([block for block in range(self._capacity) if block not in free]):
+            for first in range(begin, end, _COPIED_AT_ONCE):
+                last = min(end, first + _COPIED_AT_ONCE)
+                new.blocks[first:last] = old.blocks[first:last]
+                old.give_back(first, last)
+        self._free += range(self._capacity, capacity)
+        self._memory = new
         self._views.clear()
-        for tensors in (self._keys, self._values):
-            for layer, old in enumerate(tensors):
-                new = old.new_empty((count, *old.shape[1:]))
-                if len(kept):
-                    torch.index_select(old, 0, kept, out=new[: len(kept)])
-                tensors[layer] = new
+
+
+def _runs(blocks: list[int]) -> list[tuple[int, int]]:
+    """[begin, end) of the ids that follow each other, of ascending ones."""
+    gaps = [i for i in range(1, len(blocks)) if blocks[i] != blocks[i - 1] + 1]
+    bounds = itertools.pairwise([0, *gaps, len(blocks)]) if blocks else []
+    return [(blocks[begin], blocks[end - 1] + 1) for begin, end in bounds]

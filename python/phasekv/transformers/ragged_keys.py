@@ -53,7 +53,7 @@ class _Layer:
             count = -(-held // size)
             freed += own[count:]
             del own[count:]
-        self.pool.release(freed, self.blocks)
+        self.pool.release(freed)
         self._renew_table()
 
     def _renew_table(self) -> None:
@@ -64,9 +64,8 @@ class _Layer:
 class RaggedKeys:
     """Blocks per layer and head, and the evictor of a batch; see ``HeldKeys``.
 
-    What a head holds takes ceil(held / block size) blocks. A layer has some free ones besides: at
-    most 8, or a quarter of those in use. A prompt's blocks are taken when its layer runs, and given
-    back before the next one does.
+    What a head holds takes ceil(held / block size) blocks. A prompt's blocks are taken when its
+    layer runs, and given back before the next one does.
 
     Parameters
     ----------
@@ -105,7 +104,7 @@ class RaggedKeys:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks, free ones included."""
+        """Bytes of the blocks in use."""
         return sum(layer.pool.nbytes for layer in self._layers)
 
     @property

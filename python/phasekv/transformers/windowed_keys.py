@@ -64,7 +64,7 @@ class WindowedKeys:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks, free ones included."""
+        """Bytes of the blocks in use."""
         return self._pool.nbytes
 
     @property
@@ -145,5 +145,5 @@ class WindowedKeys:
                 self._pool.block_size
             )
             blocks, self._blocks[row] = self._blocks[row][:freed], self._blocks[row][freed:]
-            self._pool.release(blocks, self._blocks)
+            self._pool.release(blocks)
         return events
