@@ -1,6 +1,7 @@
 // Keys as directions: their norms, and the sum of the keys of unit length.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "cpu/isa.h"
@@ -10,6 +11,16 @@
 namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE {
 
 inline constexpr float kNormAddend = 1e-8F;
+
+// Of two rows, [size].
+template <typename Left, typename Right>
+inline float product(const Left* left, const Right* right, int64_t size) {
+  Vec added = zero();
+  for_lanes(0, size, [&](auto lanes, int64_t d, int n) {
+    added = fma(load_lanes<lanes.kFull>(left + d, n), load_lanes<lanes.kFull>(right + d, n), added);
+  });
+  return reduce_add(added);
+}
 
 // For the columns [skipped, chunk.columns) of a chunk: inverse_norm[column] = 1 / (norm +
 // kNormAddend), and sum[d] += the keys times that.
@@ -35,6 +46,18 @@ inline void add_directions(const KeyChunk& chunk, int64_t skipped, int64_t head_
     });
     sum[d] += reduce_add(added);
   }
+}
+
+// The same for one key, [head_size] of float, BFloat16 or Float16; returns its inverse norm.
+template <typename T>
+inline float add_direction(const T* key, int64_t head_size, float* sum) {
+  const float inverse_norm = 1.0F / (std::sqrt(product(key, key, head_size)) + kNormAddend);
+  const Vec factor = broadcast(inverse_norm);
+  for_lanes(0, head_size, [&](auto lanes, int64_t d, int n) {
+    const Vec x = load_lanes<lanes.kFull>(key + d, n);
+    store_lanes<lanes.kFull>(sum + d, fma(x, factor, load_lanes<lanes.kFull>(sum + d, n)), n);
+  });
+  return inverse_norm;
 }
 
 }  // namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE

@@ -11,6 +11,7 @@
 #include "cpu/kernels.h"
 #include "cpu/key_columns.h"
 #include "cpu/key_directions.h"
+#include "cpu/key_rows.h"
 #include "cpu/parallel.h"
 #include "cpu/product.h"
 #include "cpu/scratch.h"
@@ -27,6 +28,7 @@ class Directions {
   explicit Directions(const KeydiffScoreParams& params)
       : params_(params),
         head_size_(params.key.head_size),
+        by_rows_(has_rows(params.key)),
         lead_(KeyColumns::lead_of(params.first_token)),
         columns_((lead_ + params.tokens + kWidth - 1) / kWidth * kWidth) {}
 
@@ -46,6 +48,12 @@ class Directions {
   void measure(int64_t head, int64_t part) {
     float* sum = sums_->part(head * num_parts() + part);
     for (int64_t d = 0; d < head_size_; ++d) sum[d] = 0.0F;
+    if (by_rows_) {
+      for_each_row_of(head, part, [&](int64_t i, const auto* row) {
+        inverse_norms_->part(head)[lead_ + i] = add_direction(row, head_size_, sum);
+      });
+      return;
+    }
     for_each_chunk(head, part, [&](const KeyChunk& chunk, int64_t skipped) {
       add_directions(chunk, skipped, head_size_, inverse_norms_->part(head) + chunk.begin, sum);
     });
@@ -67,6 +75,14 @@ class Directions {
   // Step 3: the scores of a part.
   void score(int64_t head, int64_t part) {
     const float* direction = sums_->part(head * num_parts());
+    if (by_rows_) {
+      const float* inverse_norm = inverse_norms_->part(head) + lead_;
+      float* scores = params_.scores + head * params_.tokens;
+      for_each_row_of(head, part, [&](int64_t i, const auto* row) {
+        scores[i] = product(row, direction, head_size_) * inverse_norm[i];
+      });
+      return;
+    }
     for_each_chunk(head, part, [&](const KeyChunk& chunk, int64_t skipped) {
       multiply_wide<1, 1, 1, false>(direction, chunk.keys, chunk.stride, head_size_,
                                     (chunk.columns + kWidth - 1) / kWidth, products_, kChunkTokens);
@@ -92,8 +108,18 @@ class Directions {
     }
   }
 
+  // visit(key, row) for the keys of a part.
+  template <typename Visit>
+  void for_each_row_of(int64_t head, int64_t part, const Visit& visit) {
+    const int64_t begin = part * kPartColumns - lead_;
+    const int64_t end = begin + kPartColumns;
+    for_each_row(params_.key, params_.block_table, head, params_.first_token, begin > 0 ? begin : 0,
+                 end < params_.tokens ? end : params_.tokens, visit);
+  }
+
   const KeydiffScoreParams& params_;
   int64_t head_size_;
+  bool by_rows_;  // else by columns: transposed keys, or such that must be unpacked
   int64_t lead_;
   int64_t columns_;
 
