@@ -67,6 +67,12 @@ struct Meetings {
   char* address() { return &addresses[generation % 2]; }
 };
 
+// Lanes of a warp, as bits: which wait for others, and which have exited.
+struct Lanes {
+  unsigned waiting = 0;
+  unsigned finished = 0;
+};
+
 void release([[maybe_unused]] char* address) {
 #if defined(PHASEKV_THREAD_SANITIZER)
   __tsan_release(address);
@@ -296,6 +302,7 @@ class Scheduler {
   std::string failure_;
   Meetings barriers_;
   std::vector<std::array<Meetings, kWarpSize>> warp_meetings_;
+  std::vector<Lanes> lanes_;  // of each warp
 };
 
 void check_limits(Extent grid, Extent block, size_t shared_bytes) {
@@ -356,6 +363,7 @@ void Scheduler::run_block() {
     thread.group = 0;
     if (!kFibersAreShared) begin_thread(&thread);
   }
+  lanes_.assign(warp_meetings_.size(), {});
   schedule_ = in_order(count, order_, &random_);
   for (;;) {
     if (order_.order == Order::random) shuffle(&schedule_, &random_);
@@ -411,7 +419,9 @@ void Scheduler::run_thread(void* scheduler) {
   } catch (const std::exception& error) {
     self->fail(error.what());
   }
-  self->current_->state = State::finished;
+  Thread& thread = *self->current_;
+  thread.state = State::finished;
+  self->lanes_[thread.index / kWarpSize].finished |= 1U << thread.index % kWarpSize;
 }
 
 void Scheduler::wait_for_block(const Site& site) {
@@ -432,6 +442,7 @@ void Scheduler::wait_for_lanes(WarpOperation operation, unsigned mask, void* ope
   char* address = meetings_of(*current_, mask).address();
   release(address);
   current_->state = State::at_warp;
+  lanes_[current_->index / kWarpSize].waiting |= 1U << running.lane;
   current_->operation = operation;
   current_->mask = mask;
   current_->operand = operand;
@@ -444,18 +455,19 @@ void Scheduler::wait_for_lanes(WarpOperation operation, unsigned mask, void* ope
 void Scheduler::finish_meeting_of(const Thread& thread) {
   const unsigned first = thread.index / kWarpSize * kWarpSize;
   const unsigned mask = thread.mask;
+  Lanes& lanes = lanes_[thread.index / kWarpSize];
+  if (first + kWarpSize - static_cast<unsigned>(__builtin_clz(mask)) > threads_.size()) {
+    throw Error(text_of(thread.site) + ": the mask names lanes that the block does not have");
+  }
+  if (const unsigned exited = mask & lanes.finished; exited != 0) {
+    throw Error(text_of(thread.site) + ": the mask names lane " +
+                std::to_string(__builtin_ctz(exited)) + ", which has exited");
+  }
+  if ((mask & ~lanes.waiting) != 0) return;
   std::array<void*, kWarpSize> operands{};
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {
     if ((mask >> lane & 1U) == 0) continue;
-    if (first + lane >= threads_.size()) {
-      throw Error(text_of(thread.site) + ": the mask names lanes that the block does not have");
-    }
     const Thread& other = threads_[first + lane];
-    if (other.state == State::finished) {
-      throw Error(text_of(thread.site) + ": the mask names lane " + std::to_string(lane) +
-                  ", which has exited");
-    }
-    if (other.state != State::at_warp) return;
     if (other.mask != mask || !(other.site == thread.site) || other.operation != thread.operation) {
       throw Error(text_of(thread.site) + ": lanes of one mask meet in different calls, the other " +
                   text_of(other.site));
@@ -479,6 +491,7 @@ void Scheduler::finish_meeting_of(const Thread& thread) {
       break;
   }
   ++meetings_of(thread, mask).generation;
+  lanes.waiting &= ~mask;
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {
     if ((mask >> lane & 1U) != 0) threads_[first + lane].state = State::ready;
   }
@@ -507,7 +520,11 @@ void Scheduler::finish_barrier() {
   for (Thread& thread : threads_) thread.state = State::ready;
 }
 
-bool Scheduler::any_ready() const { return count(State::ready) + count(State::fresh) > 0; }
+bool Scheduler::any_ready() const {
+  return std::any_of(threads_.begin(), threads_.end(), [](const Thread& thread) {
+    return thread.state == State::ready || thread.state == State::fresh;
+  });
+}
 
 size_t Scheduler::count(State state) const {
   return static_cast<size_t>(
