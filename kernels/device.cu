@@ -41,7 +41,6 @@ void check_device(int index) {
 }
 
 DeviceGuard::DeviceGuard(int index) {
-  check_device(index);
   check_launch(cudaGetDevice(&previous_));
   check_launch(cudaSetDevice(index));
 }

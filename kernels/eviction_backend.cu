@@ -1,11 +1,11 @@
-// The evictor's side of the ops: lists go to the device, scores come back.
+// The evictor's side of the ops: lists go to the device, scores come back once somebody waits.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <tuple>
-#include <utility>
+#include <vector>
 
 #include "device_memory.cuh"
 #include "list_staging.cuh"
@@ -15,8 +15,8 @@
 #include "phasekv/error.h"
 #include "phasekv/eviction/cuda_backend.h"
 #include "platform.cuh"
+#include "round_trips.cuh"
 #include "validate.h"
-#include "workspace.cuh"
 
 namespace phasekv::eviction {
 namespace {
@@ -37,8 +37,45 @@ Params from_first_block(Params params) {
   return params;
 }
 
-// Bytes of a list of floats that an op writes.
-int64_t bytes_of_floats(int64_t count) { return count * static_cast<int64_t>(sizeof(float)); }
+// The lists of a layer's moves.
+struct MoveLists {
+  std::span<const int32_t> blocks;
+  std::span<const int64_t> starts;
+  std::span<const int64_t> from;
+  std::span<const int64_t> to;
+
+  int64_t bytes() const {
+    const auto room_for = cuda::ListWriter::room_for;
+    return room_for(blocks.size_bytes()) + room_for(starts.size_bytes()) +
+           room_for(from.size_bytes()) + room_for(to.size_bytes());
+  }
+};
+
+// A list among an op's arguments.
+template <typename Params, typename T>
+struct List {
+  const T* Params::* list;
+  int64_t count;
+};
+template <typename Params, typename T>
+List(const T* Params::*, int64_t) -> List<Params, T>;
+
+// What an op computes: it overwrites what was there, or adds to it.
+enum class Before { overwritten, added_to };
+template <typename Params>
+struct Answer {
+  float* Params::* result;
+  int64_t count;
+  Before before = Before::overwritten;
+};
+template <typename Params>
+Answer(float* Params::*, int64_t, Before) -> Answer<Params>;
+
+// One number for each key and KV head.
+template <typename Params>
+Answer<Params> scores_of(const Params& params, float* Params::* result) {
+  return {result, params.key.num_heads * params.tokens};
+}
 
 class DeviceBackend final : public CudaBackend {
  public:
@@ -54,7 +91,7 @@ class DeviceBackend final : public CudaBackend {
   void use_stream(cuda::Stream stream) override {
     if (stream == stream_) return;
     const cuda::DeviceGuard guard(device_);
-    wait();
+    synchronize();
     stream_ = stream;
   }
 
@@ -75,13 +112,13 @@ class DeviceBackend final : public CudaBackend {
   void upload(const void* from, void* to, int64_t bytes) override {
     const cuda::DeviceGuard guard(device_);
     start_copy(from, to, bytes, cudaMemcpyHostToDevice);
-    wait();
+    synchronize();
   }
 
   void download(const void* from, void* to, int64_t bytes) override {
     const cuda::DeviceGuard guard(device_);
     start_copy(from, to, bytes, cudaMemcpyDeviceToHost);
-    wait();
+    synchronize();
   }
 
   void push_queries(const PushQueriesParams& params) override {
@@ -94,23 +131,40 @@ class DeviceBackend final : public CudaBackend {
     cuda::push_queries(there, stream_);
   }
 
-  void compact(const CompactParams& params) override {
-    const int64_t moves = check_moves(params);
-    if (moves == 0) return;
-    int64_t tokens = 0;  // as far as the moves go
+  void compact(std::span<const CompactParams> layers) override {
+    std::vector<CompactParams> there;
+    std::vector<MoveLists> lists;
     int64_t most_moves = 0;
-    for (int64_t head = 0; head < params.key.num_heads; ++head) {
-      most_moves = std::max(most_moves, params.starts[head + 1] - params.starts[head]);
+    int64_t bytes = 0;
+    for (const CompactParams& params : layers) {
+      const int64_t moves = check_moves(params);
+      int64_t tokens = 0;  // as far as the moves go
+      for (int64_t i = 0; i < moves; ++i) {
+        tokens = std::max({tokens, params.from[i] + 1, params.to[i] + 1});
+      }
+      for (int64_t head = 0; head < params.key.num_heads; ++head) {
+        most_moves = std::max(most_moves, params.starts[head + 1] - params.starts[head]);
+      }
+      there.push_back(from_first_block(params));
+      lists.push_back({blocks_of(there.back(), tokens),
+                       list_of(params.starts, params.key.num_heads + 1),
+                       list_of(params.from, moves), list_of(params.to, moves)});
+      bytes += lists.back().bytes();
     }
-    for (int64_t i = 0; i < moves; ++i) {
-      tokens = std::max({tokens, params.from[i] + 1, params.to[i] + 1});
-    }
+    if (most_moves == 0) return;
+    bytes += cuda::ListWriter::room_for(there.size() * sizeof(CompactParams));
     const cuda::DeviceGuard guard(device_);
-    CompactParams there = from_first_block(params);
-    std::tie(there.block_table, there.starts, there.from, there.to) =
-        send(blocks_of(there, tokens), list_of(params.starts, params.key.num_heads + 1),
-             list_of(params.from, moves), list_of(params.to, moves));
-    cuda::compact(there, most_moves, stream_);
+    const CompactParams* device_layers = nullptr;
+    staging_->send_written(stream_, bytes, [&](cuda::ListWriter& writer) {
+      for (size_t i = 0; i < there.size(); ++i) {
+        there[i].block_table = writer.write(lists[i].blocks);
+        there[i].starts = writer.write(lists[i].starts);
+        there[i].from = writer.write(lists[i].from);
+        there[i].to = writer.write(lists[i].to);
+      }
+      device_layers = writer.write(std::span<const CompactParams>(there));
+    });
+    cuda::compact_layers(there, device_layers, most_moves, stream_);
   }
 
   void gather_blocks(const GatherBlocksParams& params) override {
@@ -126,79 +180,55 @@ class DeviceBackend final : public CudaBackend {
     there.rows.data = scratch(bytes);
     cuda::gather_blocks(there, stream_);
     start_copy(there.rows.data, rows.data, bytes, cudaMemcpyDeviceToHost);
-    wait();
+    synchronize();
   }
 
   void score_keys(const ScoreKeysParams& params) override {
-    check_key_range(params.key, params.block_table, params.first_token, params.tokens);
     if (params.query_limits != nullptr) {
       check_query_limits(params.query_limits, params.query, params.tokens);
     }
-    if (params.tokens == 0) return;
-    const cuda::DeviceGuard guard(device_);
-    ScoreKeysParams there = from_first_block(params);
-    std::tie(there.block_table, there.query_limits) =
-        send(blocks_of(there, params.tokens), list_of(params.query_limits, params.query.tokens));
-    compute(params.key.num_heads * params.tokens, params.scores, &there.scores,
-            cuda::score_keys_workspace_bytes(there),
-            [&](const cuda::Workspace& workspace) { cuda::score_keys(there, workspace, stream_); });
+    compute(params, scores_of(params, &ScoreKeysParams::scores), cuda::score_keys,
+            cuda::score_keys_workspace_bytes,
+            List{&ScoreKeysParams::query_limits, params.query.tokens});
   }
 
   void accumulate_attention(const AccumulateAttentionParams& params) override {
-    check_key_range(params.key, params.block_table, params.first_token, params.tokens);
     check_query_limits(params.query_limits, params.query, params.tokens);
     const int64_t sums = params.num_phases * params.key.num_heads * params.sums_stride;
-    if (sums == 0 || params.tokens == 0) return;
-    const cuda::DeviceGuard guard(device_);
-    AccumulateAttentionParams there = from_first_block(params);
-    std::tie(there.block_table, there.query_limits, there.query_phases, there.sums) =
-        send(blocks_of(there, params.tokens), list_of(params.query_limits, params.query.tokens),
-             list_of(params.query_phases, params.query.tokens), list_of(params.sums, sums));
-    const int64_t bytes = cuda::accumulate_attention_workspace_bytes(there);
-    cuda::accumulate_attention(there, {.data = scratch(bytes), .bytes = bytes}, stream_);
-    start_copy(there.sums, params.sums, bytes_of_floats(sums), cudaMemcpyDeviceToHost);
-    wait();
+    if (sums == 0) return;
+    compute(params, Answer{&AccumulateAttentionParams::sums, sums, Before::added_to},
+            cuda::accumulate_attention, cuda::accumulate_attention_workspace_bytes,
+            List{&AccumulateAttentionParams::query_limits, params.query.tokens},
+            List{&AccumulateAttentionParams::query_phases, params.query.tokens});
   }
 
   void key_redundancy(const KeyRedundancyParams& params) override {
-    check_key_range(params.key, params.block_table, params.first_token, params.tokens);
-    if (params.tokens == 0) return;
-    const cuda::DeviceGuard guard(device_);
-    const int64_t keys = params.key.num_heads * params.tokens;
-    KeyRedundancyParams there = from_first_block(params);
-    std::tie(there.block_table, there.positions) =
-        send(blocks_of(there, params.tokens), list_of(params.positions, keys));
-    compute(
-        keys, params.redundancy, &there.redundancy, cuda::key_redundancy_workspace_bytes(there),
-        [&](const cuda::Workspace& workspace) { cuda::key_redundancy(there, workspace, stream_); });
+    compute(params, scores_of(params, &KeyRedundancyParams::redundancy), cuda::key_redundancy,
+            cuda::key_redundancy_workspace_bytes,
+            List{&KeyRedundancyParams::positions, params.key.num_heads * params.tokens});
   }
 
   void keydiff_score(const KeydiffScoreParams& params) override {
-    check_key_range(params.key, params.block_table, params.first_token, params.tokens);
-    if (params.tokens == 0) return;
-    const cuda::DeviceGuard guard(device_);
-    KeydiffScoreParams there = from_first_block(params);
-    std::tie(there.block_table) = send(blocks_of(there, params.tokens));
-    compute(params.key.num_heads * params.tokens, params.scores, &there.scores,
-            cuda::keydiff_score_workspace_bytes(there), [&](const cuda::Workspace& workspace) {
-              cuda::keydiff_score(there, workspace, stream_);
-            });
+    compute(params, scores_of(params, &KeydiffScoreParams::scores), cuda::keydiff_score,
+            cuda::keydiff_score_workspace_bytes);
   }
 
   void triattention_score(const TriattentionScoreParams& params) override {
-    check_key_range(params.key, params.block_table, params.first_token, params.tokens);
-    if (params.tokens == 0) return;
-    const cuda::DeviceGuard guard(device_);
-    TriattentionScoreParams there = from_first_block(params);
-    std::tie(there.block_table, there.synthetic_query, there.norm_weights) =
-        send(blocks_of(there, params.tokens),
-             list_of(params.synthetic_query, params.query_heads * params.key.head_size),
-             list_of(params.norm_weights, params.query_heads * (params.rotary_dim / 2)));
-    compute(params.key.num_heads * params.tokens, params.scores, &there.scores,
-            cuda::triattention_score_workspace_bytes(there), [&](const cuda::Workspace& workspace) {
-              cuda::triattention_score(there, workspace, stream_);
-            });
+    compute(
+        params, scores_of(params, &TriattentionScoreParams::scores), cuda::triattention_score,
+        cuda::triattention_score_workspace_bytes,
+        List{&TriattentionScoreParams::synthetic_query, params.query_heads * params.key.head_size},
+        List{&TriattentionScoreParams::norm_weights, params.query_heads * (params.rotary_dim / 2)});
   }
+
+  bool computes_later() const override { return true; }
+
+  void wait() override {
+    const cuda::DeviceGuard guard(device_);
+    round_trips_.wait(stream_);
+  }
+
+  void forget() noexcept override { round_trips_.forget(); }
 
  private:
   // Of a request that begins in the first block.
@@ -214,7 +244,9 @@ class DeviceBackend final : public CudaBackend {
   }
 
   cudaStream_t stream() const { return static_cast<cudaStream_t>(stream_); }
-  void wait() const { check_runtime(cudaStreamSynchronize(stream()), "what was launched before"); }
+  void synchronize() const {
+    check_runtime(cudaStreamSynchronize(stream()), "what was launched before");
+  }
 
   void start_copy(const void* from, void* to, int64_t bytes, cudaMemcpyKind kind) const {
     if (bytes == 0) return;
@@ -226,7 +258,7 @@ class DeviceBackend final : public CudaBackend {
   void after_all_work(Function function) const noexcept {
     try {
       const cuda::DeviceGuard guard(device_);
-      wait();
+      synchronize();
       function();
     } catch (const Error&) {
       return;
@@ -236,37 +268,47 @@ class DeviceBackend final : public CudaBackend {
   // Device memory until the next call, whose kernels come later on the stream.
   char* scratch(int64_t bytes) {
     if (bytes > scratch_.bytes()) {
-      wait();
+      synchronize();
       scratch_.resize(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes))));
     }
     return scratch_.data();
   }
 
-  // Runs an op that writes `count` floats to *there, and brings them here.
-  template <typename Launch>
-  void compute(int64_t count, float* here, float** there, int64_t workspace_bytes, Launch launch) {
-    const auto divide = [&](cuda::Allotment memory) {
-      *there = memory.take<float>(count);
-      char* workspace = memory.take<char>(workspace_bytes);
-      return std::pair(workspace, memory.bytes());
+  // Runs an op over a request's held keys, with these of its lists, and asks for its answer.
+  template <typename Params, typename... T>
+  void compute(const Params& params, const Answer<Params>& answer,
+               void (*op)(const Params&, const cuda::Workspace&, cuda::Stream),
+               int64_t (*workspace_bytes)(const Params&), const List<Params, T>&... lists) {
+    check_key_range(params.key, params.block_table, params.first_token, params.tokens);
+    if (params.tokens == 0) return;
+    const cuda::DeviceGuard guard(device_);
+    Params there = from_first_block(params);
+    const bool is_sent = answer.before == Before::added_to;
+    const auto to = [&](float* room, int32_t* blocks, float* before, auto*... sent) {
+      there.*answer.result = is_sent ? before : room;
+      there.block_table = blocks;
+      ((there.*lists.list = sent), ...);
     };
-    const int64_t bytes = divide(cuda::Allotment()).second;
-    char* memory = scratch(bytes);
-    char* workspace = divide(cuda::Allotment({.data = memory, .bytes = bytes})).first;
-    launch(cuda::Workspace{.data = workspace, .bytes = workspace_bytes});
-    start_copy(*there, here, bytes_of_floats(count), cudaMemcpyDeviceToHost);
-    wait();
+    std::apply(
+        to, round_trips_.send(stream_, is_sent ? 0 : answer.count, blocks_of(there, params.tokens),
+                              list_of<float>(params.*answer.result, is_sent ? answer.count : 0),
+                              list_of<T>(params.*lists.list, lists.count)...));
+    const int64_t bytes = workspace_bytes(there);
+    op(there, {.data = scratch(bytes), .bytes = bytes}, stream_);
+    round_trips_.bring(there.*answer.result, params.*answer.result, answer.count, stream_);
   }
 
   int device_;
   cuda::Stream stream_ = nullptr;
   std::unique_ptr<cuda::ListStaging> staging_;
+  cuda::RoundTrips round_trips_;
   cuda::DeviceMemory scratch_;
 };
 
 }  // namespace
 
 std::shared_ptr<CudaBackend> make_cuda_backend(int device) {
+  cuda::check_device(device);
   return std::make_shared<DeviceBackend>(device);
 }
 

@@ -9,11 +9,11 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <tuple>
 
 #include "device_memory.cuh"
+#include "list_writer.cuh"
 #include "phasekv/cuda.h"
 #include "platform.cuh"
 
@@ -36,32 +36,27 @@ class ListStaging {
   // null for an empty list. Always of one stream, until its work is done.
   template <typename... T>
   std::tuple<T*...> send(Stream stream, std::span<const T>... lists) {
-    const int64_t bytes = (int64_t{0} + ... + room_for(lists.size_bytes()));
-    if (bytes == 0) return {};
+    std::tuple<T*...> sent;
+    send_written(stream, (int64_t{0} + ... + ListWriter::room_for(lists.size_bytes())),
+                 [&](ListWriter& writer) { sent = {writer.write(lists)...}; });
+    return sent;
+  }
+
+  // The same for lists that `write` hands to a ListWriter, with room for `bytes`.
+  template <typename Write>
+  void send_written(Stream stream, int64_t bytes, Write write) {
+    if (bytes == 0) return;
     const int64_t begin = reserve(bytes, stream);
-    int64_t next = begin;
-    const auto place = [&]<typename Element>(std::span<const Element> list) -> Element* {
-      if (list.empty()) return nullptr;
-      const int64_t at = next;
-      next += room_for(list.size_bytes());
-      std::memcpy(here_.data() + at, list.data(), list.size_bytes());
-      return reinterpret_cast<Element*>(there_.data() + at);
-    };
-    const std::tuple<T*...> sent{place(lists)...};
+    ListWriter writer(here_.data() + begin, there_.data() + begin);
+    write(writer);
     check_runtime(
         cudaMemcpyAsync(there_.data() + begin, here_.data() + begin, static_cast<size_t>(bytes),
                         cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)),
         "a copy of lists to the device");
-    return sent;
   }
 
  private:
-  static constexpr int64_t kAlignment = 64;
   static constexpr int64_t kLeastHalf = int64_t{1} << 16;
-
-  static int64_t room_for(size_t bytes) {
-    return (static_cast<int64_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
-  }
 
   int64_t reserve(int64_t bytes, Stream stream) {
     if (bytes > half_) {

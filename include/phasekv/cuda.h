@@ -35,7 +35,7 @@ bool is_built();
 // they were built, the driver has such a device, and it has compute capability 8.0 or more.
 void check_device(int index);
 
-// Makes a device the calling thread's as long as it lives. Throws like check_device.
+// Makes a device that check_device has taken the calling thread's, as long as it lives.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int index);

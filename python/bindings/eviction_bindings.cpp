@@ -337,13 +337,15 @@ void register_evictor(py::module_& module) {
            py::arg("first_row"), py::arg("tokens"), py::arg("block_table"),
            py::arg("computed") = py::none())
       .def("has_events", of_placed(&Evictor::has_events))
+      .def("layer", &PlacedEvictor::layer, py::arg("layer"), py::kw_only(), py::arg("query"),
+           py::arg("kv"), py::arg("query_rows") = py::none(), py::arg("stream") = py::none(),
+           "Take a layer's queries, and let its keys be scored, after the attention of the layer. "
+           "On "
+           "a device that is launched on `stream`, a cudaStream_t (None: the default stream).")
       .def(
-          "layer", &PlacedEvictor::layer, py::arg("layer"), py::kw_only(), py::arg("query"),
-          py::arg("kv"), py::arg("query_rows") = py::none(), py::arg("stream") = py::none(),
-          "Take a layer's queries, and let its events happen, after the attention of the layer. On "
-          "a device that is launched on `stream`, a cudaStream_t (None: the default stream); only "
-          "an event waits for it.")
-      .def("finish", of_placed(&Evictor::finish), "Reports of the requests that had an event.")
+          "finish", of_placed(&Evictor::finish), py::call_guard<py::gil_scoped_release>(),
+          "Reports of the requests that had an event. On a device their keys move only now, and it "
+          "waits for their scores.")
       .def_property_readonly(
           "block_size", [](PlacedEvictor& placed) { return placed.evictor().shape().block_size; })
       .def_property_readonly("scale",

@@ -42,6 +42,7 @@ OpCall::OpCall(const py::handle& stream) {
 void OpCall::place(const std::string& argument, const std::string& device) {
   const int index = index_of(argument, device);
   if (first_argument_.empty()) {
+    if (index >= 0) cuda::check_device(index);
     first_argument_ = argument;
     device_ = device;
     device_index_ = index;
@@ -69,13 +70,10 @@ cuda::Workspace OpCall::allocate(const py::handle& tensor, int64_t bytes) {
   return {.data = reinterpret_cast<void*>(aligned), .bytes = bytes};
 }
 
-void OpCall::check() const {
-  if (is_on_cuda()) {
-    cuda::check_device(device_index_);
-  } else if (has_stream_) {
-    throw Error(ErrorCode::invalid_argument, "stream", "given",
-                "None for tensors on the CPU, where " + first_argument_ + " is");
-  }
+void OpCall::check_stream() const {
+  if (is_on_cuda() || !has_stream_) return;
+  throw Error(ErrorCode::invalid_argument, "stream", "given",
+              "None for tensors on the CPU, where " + first_argument_ + " is");
 }
 
 }  // namespace phasekv::bindings

@@ -19,7 +19,8 @@ class OpCall {
   explicit OpCall(const pybind11::handle& stream);
 
   // The tensors of a call lie all on the CPU, or all on one CUDA device; torch's name of it. Throws
-  // invalid_argument for any other device, and for another than the tensors before had.
+  // invalid_argument for any other device, and for another than the tensors before had;
+  // missing_capability for a device that kernels cannot run on.
   void place(const std::string& argument, const std::string& device);
 
   // Of the tensors so far, as torch names it.
@@ -37,14 +38,13 @@ class OpCall {
   template <typename Bytes>
   cuda::Workspace workspace(const pybind11::handle& tensor, Bytes&& bytes) {
     if (!is_on_cuda()) return {};
-    check();
     return allocate(tensor, std::forward<Bytes>(bytes)());
   }
 
-  // Runs the one or the other without the GIL. Throws missing_capability where the device cannot.
+  // Runs the one or the other without the GIL.
   template <typename OnCpu, typename OnCuda>
   void run(OnCpu&& on_cpu, OnCuda&& on_cuda) const {
-    check();
+    check_stream();
     const pybind11::gil_scoped_release release;
     if (!is_on_cuda()) {
       std::forward<OnCpu>(on_cpu)();
@@ -55,7 +55,7 @@ class OpCall {
   }
 
  private:
-  void check() const;
+  void check_stream() const;
   cuda::Workspace allocate(const pybind11::handle& tensor, int64_t bytes);
 
   cuda::Stream stream_ = nullptr;

@@ -29,6 +29,13 @@ class AccumulatedAttentionPolicy final : public Policy {
   double phase_quota() const override { return definition_.phase_quota; }
 
   void score(const PolicyInput& input, std::span<float> scores) const override {
+    input.when_computed([&input, scores] { add_means(input, scores); });
+    subtract_redundancy(input, definition_.redundancy, scores);
+  }
+
+ private:
+  // Over the sums that any query went into.
+  static void add_means(const PolicyInput& input, std::span<float> scores) {
     std::fill(scores.begin(), scores.end(), 0.0F);
     const auto filled = std::count_if(input.sum_counts.begin(), input.sum_counts.end(),
                                       [](int64_t count) { return count > 0; });
@@ -39,10 +46,8 @@ class AccumulatedAttentionPolicy final : public Policy {
           input.sums.subspan(sum * scores.size(), scores.size());
       for (size_t i = 0; i < scores.size(); ++i) scores[i] += weight * attention[i];
     }
-    subtract_redundancy(input, definition_.redundancy, scores);
   }
 
- private:
   std::string_view name_;
   AccumulatedAttention definition_;
   std::optional<int64_t> recent_;

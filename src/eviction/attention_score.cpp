@@ -1,6 +1,7 @@
 #include "eviction/attention_score.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -54,16 +55,18 @@ void score_attention(const PolicyInput& input, const AttentionRules& rules,
   if (rules.pooling == Pooling::none) return;
   const auto tokens = static_cast<size_t>(input.tokens);
   const auto candidates = static_cast<size_t>(input.tokens - params.excluded_recent);
-  for (size_t head = 0; head < static_cast<size_t>(input.kv_heads()); ++head) {
-    pool_by_position(input.positions.subspan(head * tokens, candidates), rules,
-                     scores.subspan(head * tokens, candidates));
-  }
+  input.when_computed([&input, &rules, scores, tokens, candidates] {
+    for (size_t head = 0; head < static_cast<size_t>(input.kv_heads()); ++head) {
+      pool_by_position(input.positions.subspan(head * tokens, candidates), rules,
+                       scores.subspan(head * tokens, candidates));
+    }
+  });
 }
 
 void subtract_redundancy(const PolicyInput& input, double share, std::span<float> scores) {
   if (share == 0.0) return;
   constexpr float kSimilar = 0.5F;  // cosine above which two keys say the same
-  std::vector<float> redundancy(scores.size());
+  const auto redundancy = std::make_shared<std::vector<float>>(scores.size());
   KeyRedundancyParams params;
   params.key = input.key;
   params.block_table = input.block_table;
@@ -71,12 +74,14 @@ void subtract_redundancy(const PolicyInput& input, double share, std::span<float
   params.tokens = input.tokens;
   params.positions = input.positions.data();
   params.threshold = kSimilar;
-  params.redundancy = redundancy.data();
+  params.redundancy = redundancy->data();
   input.backend->key_redundancy(params);
   const auto weight = static_cast<float>(share);
-  for (size_t i = 0; i < scores.size(); ++i) {
-    scores[i] = (1.0F - weight) * scores[i] - weight * redundancy[i];
-  }
+  input.when_computed([scores, weight, redundancy] {
+    for (size_t i = 0; i < scores.size(); ++i) {
+      scores[i] = (1.0F - weight) * scores[i] - weight * (*redundancy)[i];
+    }
+  });
 }
 
 }  // namespace phasekv::eviction

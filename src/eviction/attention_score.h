@@ -20,12 +20,13 @@ struct AttentionRules {
 // `rules` with what `options` sets.
 AttentionRules with_options(AttentionRules rules, const PolicyOptions& options);
 
-// scores [kv heads, tokens] = mean over input.queries of their softmax over the keys.
+// scores [kv heads, tokens] = mean over input.queries of their softmax over the keys, as soon as
+// `input` has what was computed; `rules` are the policy's and live as long.
 void score_attention(const PolicyInput& input, const AttentionRules& rules,
                      std::span<float> scores);
 
-// scores = (1 - share) scores - share R, R-KV's redundancy R (arXiv 2505.24133). A share of 0
-// leaves them as they are.
+// scores = (1 - share) scores - share R, R-KV's redundancy R (arXiv 2505.24133), after what was
+// asked for before. A share of 0 leaves them as they are.
 void subtract_redundancy(const PolicyInput& input, double share, std::span<float> scores);
 
 }  // namespace phasekv::eviction

@@ -22,7 +22,9 @@ class CpuBackend final : public Backend {
   void download(const void* from, void* to, int64_t bytes) override { copy(from, to, bytes); }
 
   void push_queries(const PushQueriesParams& params) override { phasekv::push_queries(params); }
-  void compact(const CompactParams& params) override { phasekv::compact(params); }
+  void compact(std::span<const CompactParams> layers) override {
+    for (const CompactParams& params : layers) phasekv::compact(params);
+  }
   void gather_blocks(const GatherBlocksParams& params) override { phasekv::gather_blocks(params); }
   void score_keys(const ScoreKeysParams& params) override { phasekv::score_keys(params); }
   void accumulate_attention(const AccumulateAttentionParams& params) override {
@@ -35,6 +37,10 @@ class CpuBackend final : public Backend {
   void triattention_score(const TriattentionScoreParams& params) override {
     phasekv::triattention_score(params);
   }
+
+  bool computes_later() const override { return false; }
+  void wait() override {}
+  void forget() noexcept override {}
 };
 
 }  // namespace

@@ -31,7 +31,26 @@ struct Evictor::Scheduled : ScheduledRequest {
   int64_t tokens;       // held at the end of the step, before an event
   std::vector<int32_t> block_table;
   std::vector<int64_t> query_limits;
+  std::vector<std::unique_ptr<ScoredKeys>> scored;  // layers whose survivors still have to move
 };
+
+namespace {
+
+// Takes a table of one entry per key, [rows of each KV head, kv heads, tokens], through the moves.
+template <typename T>
+void bring_along(const CompactionMoves& moves, int64_t kv_heads, int64_t tokens,
+                 std::vector<T>* table) {
+  const auto rows = static_cast<int64_t>(table->size()) / tokens;
+  for (int64_t row = 0; row < rows; ++row) {
+    T* entries = table->data() + row * tokens;
+    const auto head = static_cast<size_t>(row % kv_heads);
+    const auto begin = static_cast<size_t>(moves.starts[head]);
+    const auto end = static_cast<size_t>(moves.starts[head + 1]);
+    for (size_t i = begin; i < end; ++i) entries[moves.to[i]] = entries[moves.from[i]];
+  }
+}
+
+}  // namespace
 
 void check_policy(const Policy& policy, const Window& window, const EvictorShape& shape) {
   const ProtectedTokens kept = policy.protected_tokens(window.budget);
@@ -68,6 +87,7 @@ void Evictor::add(int64_t request, std::shared_ptr<const Policy> policy, const W
 void Evictor::remove(int64_t request) { caches_.erase(request); }
 
 void Evictor::begin_step() {
+  backend_->forget();
   scheduled_.clear();
   queries_->begin_step();
 }
@@ -89,89 +109,86 @@ void Evictor::layer(int64_t layer, const RowsView& query, const PagedKV& kv,
     queries_->push(layer, query, query_rows);
   }
   for (Scheduled& scheduled : scheduled_) {
-    if (scheduled.has_event()) evict(scheduled, layer, kv);
+    if (!scheduled.has_event()) continue;
+    score(scheduled, layer, kv);
+    if (!backend_->computes_later()) evict(scheduled);
   }
 }
 
-void Evictor::evict(Scheduled& scheduled, int64_t layer, const PagedKV& kv) {
+void Evictor::score(Scheduled& scheduled, int64_t layer, const PagedKV& kv) {
+  const Stopwatch all(&seconds_.scoring);
+  const Stopwatch own(&scheduled.report().scoring_seconds);
   RequestCache& cache = scheduled.cache();
-  const Policy& policy = cache.policy();
-  const int64_t tokens = scheduled.tokens;
-  std::vector<int32_t> positions = cache.positions(layer, tokens);
-  std::vector<float> sums = cache.sums(layer, tokens);
-  std::vector<int64_t> survivors;
-  double scoring = 0;
-  {
-    const Stopwatch watch(&scoring);
-    PolicyInput input;
-    input.backend = backend_.get();
-    input.key = kv.key;
-    input.value = kv.value;
-    input.block_table = scheduled.block_table.data();
-    input.first_token = scheduled.first_token;
-    input.tokens = tokens;
-    input.positions = positions;
-    input.phases = cache.phases();
-    input.queries = scheduled.gather_queries(layer);
-    input.query_limits = scheduled.query_limits;
-    input.query_positions = scheduled.query_positions();
-    input.query_phases = scheduled.query_phases();
-    input.sums = sums;
-    input.sum_counts = cache.sum_counts();
-    input.seen = scheduled.end();
-    input.budget = cache.window().budget;
-    input.layer = layer;
-    input.scale = shape_.scale;
-    input.rope = shape_.rope();
-    if (!sums.empty()) add_attention(input, &sums);
-    std::vector<float> scores(static_cast<size_t>(shape_.kv_heads * tokens));
-    const std::string failure = score_or_newest(policy, input, scores);
-    if (!failure.empty()) scheduled.report().failure = failure;
-    survivors = choose_survivors(input, scores, policy.protected_tokens(cache.window().budget),
-                                 policy.phase_quota(), scheduled.kept());
-  }
-  seconds_.scoring += scoring;
-  scheduled.report().scoring_seconds += scoring;
-  double compacting = 0;
-  {
-    const Stopwatch watch(&compacting);
-    move_survivors(scheduled, layer, kv, survivors, &positions, &sums);
-  }
-  seconds_.compacting += compacting;
-  scheduled.report().compacting_seconds += compacting;
+  auto keys = std::make_unique<ScoredKeys>();
+  keys->positions = cache.positions(layer, scheduled.tokens);
+  keys->sums = cache.sums(layer, scheduled.tokens);
+  PolicyInput& input = keys->input;
+  input.backend = backend_.get();
+  input.key = kv.key;
+  input.value = kv.value;
+  input.block_table = scheduled.block_table.data();
+  input.first_token = scheduled.first_token;
+  input.tokens = scheduled.tokens;
+  input.phases = cache.phases();
+  input.queries = scheduled.gather_queries(layer);
+  input.query_limits = scheduled.query_limits;
+  input.query_positions = scheduled.query_positions();
+  input.query_phases = scheduled.query_phases();
+  input.sum_counts = cache.sum_counts();
+  input.seen = scheduled.end();
+  input.budget = cache.window().budget;
+  input.layer = layer;
+  input.scale = shape_.scale;
+  input.rope = shape_.rope();
+  keys->ask(cache.policy());
+  scheduled.scored.push_back(std::move(keys));
 }
 
-void Evictor::move_survivors(Scheduled& scheduled, int64_t layer, const PagedKV& kv,
-                             std::span<const int64_t> survivors, std::vector<int32_t>* positions,
-                             std::vector<float>* sums) {
-  const int64_t tokens = scheduled.tokens;
-  const int64_t num_sums = scheduled.cache().policy().needs().sums;
-  const CompactionMoves moves = plan_compaction(survivors, shape_.kv_heads, tokens);
-  backend_->compact({.key = kv.key,
-                     .value = kv.value,
-                     .block_table = scheduled.block_table.data(),
-                     .first_token = scheduled.first_token,
-                     .starts = moves.starts.data(),
-                     .from = moves.from.data(),
-                     .to = moves.to.data()});
-  const auto bring_along = [&](auto* table, int64_t row, int64_t head) {
-    auto* entries = table + row * tokens;
-    const auto begin = static_cast<size_t>(moves.starts[static_cast<size_t>(head)]);
-    const auto end = static_cast<size_t>(moves.starts[static_cast<size_t>(head) + 1]);
-    for (size_t i = begin; i < end; ++i) entries[moves.to[i]] = entries[moves.from[i]];
-  };
-  for (int64_t head = 0; head < shape_.kv_heads; ++head) {
-    bring_along(positions->data(), head, head);
-    for (int64_t sum = 0; sum < num_sums; ++sum) {
-      bring_along(sums->data(), sum * shape_.kv_heads + head, head);
+void Evictor::evict(Scheduled& scheduled) {
+  const Policy& policy = scheduled.cache().policy();
+  std::vector<std::vector<int64_t>> survivors;
+  {
+    const Stopwatch all(&seconds_.scoring);
+    const Stopwatch own(&scheduled.report().scoring_seconds);
+    backend_->wait();
+    for (const auto& keys : scheduled.scored) {
+      const std::string failure = keys->finish(policy);
+      if (!failure.empty()) scheduled.report().failure = failure;
+      survivors.push_back(choose_survivors(keys->input, keys->scores,
+                                           policy.protected_tokens(keys->input.budget),
+                                           policy.phase_quota(), scheduled.kept()));
     }
   }
-  scheduled.cache().replace(layer, scheduled.kept(), *positions, *sums);
+  const Stopwatch all(&seconds_.compacting);
+  const Stopwatch own(&scheduled.report().compacting_seconds);
+  std::vector<CompactionMoves> moves;
+  std::vector<CompactParams> layers;
+  moves.reserve(survivors.size());
+  for (size_t i = 0; i < survivors.size(); ++i) {
+    moves.push_back(plan_compaction(survivors[i], shape_.kv_heads, scheduled.tokens));
+    const PolicyInput& input = scheduled.scored[i]->input;
+    layers.push_back({.key = input.key,
+                      .value = input.value,
+                      .block_table = input.block_table,
+                      .first_token = input.first_token,
+                      .starts = moves[i].starts.data(),
+                      .from = moves[i].from.data(),
+                      .to = moves[i].to.data()});
+  }
+  backend_->compact(layers);
+  for (size_t i = 0; i < moves.size(); ++i) {
+    ScoredKeys& keys = *scheduled.scored[i];
+    bring_along(moves[i], shape_.kv_heads, scheduled.tokens, &keys.positions);
+    bring_along(moves[i], shape_.kv_heads, scheduled.tokens, &keys.sums);
+    scheduled.cache().replace(keys.input.layer, scheduled.kept(), keys.positions, keys.sums);
+  }
+  scheduled.scored.clear();
 }
 
 std::vector<EvictionReport> Evictor::finish() {
   std::vector<EvictionReport> reports;
   for (Scheduled& scheduled : scheduled_) {
+    if (!scheduled.scored.empty()) evict(scheduled);
     scheduled.cache().commit(scheduled.end(), scheduled.has_event());
     if (!scheduled.has_event()) continue;
     scheduled.report().evicted_tokens = scheduled.tokens - scheduled.kept();

@@ -19,15 +19,6 @@
 namespace phasekv::eviction {
 namespace {
 
-// One KV head of a layer at an event. `input` looks at what stands beside it.
-struct Head {
-  std::vector<int32_t> positions;
-  std::vector<float> sums;
-  std::vector<int64_t> query_limits;
-  std::vector<float> scores;
-  PolicyInput input;
-};
-
 // Survivors, ascending, that lie behind the first `survivors.size()` indices move into the holes
 // among those.
 struct ForwardMoves {
@@ -161,7 +152,7 @@ void RaggedEvictor::evict(Scheduled& scheduled, int64_t layer, const PagedKV& kv
   const int64_t budget = cache.window().budget;
   const int64_t first_table = layer * shape_.kv_heads;
   int64_t* held = scheduled.request->held.data() + first_table;
-  std::vector<Head> heads(static_cast<size_t>(shape_.kv_heads));
+  std::vector<ScoredKeys> heads(static_cast<size_t>(shape_.kv_heads));
   std::vector<int64_t> counts;
   std::vector<std::vector<int64_t>> survivors;
   double scoring = 0;
@@ -176,7 +167,7 @@ void RaggedEvictor::evict(Scheduled& scheduled, int64_t layer, const PagedKV& kv
                        .budget = budget,
                        .kept = scheduled.kept()};
     for (int64_t i = 0; i < shape_.kv_heads; ++i) {
-      Head& head = heads[static_cast<size_t>(i)];
+      ScoredKeys& head = heads[static_cast<size_t>(i)];
       head.positions = cache.positions(first_table + i, held[i]);
       head.sums = cache.sums(first_table + i, held[i]);
       for (const int64_t position : scheduled.query_positions()) {
@@ -187,22 +178,19 @@ void RaggedEvictor::evict(Scheduled& scheduled, int64_t layer, const PagedKV& kv
       input.value = kv.value;
       input.block_table = block_tables + i * table_stride;
       input.tokens = held[i];
-      input.positions = head.positions;
       input.phases = cache.phases();
       input.queries = of_kv_head(queries, i, shape_.kv_heads);
       input.query_limits = head.query_limits;
       input.query_positions = scheduled.query_positions();
       input.query_phases = scheduled.query_phases();
-      input.sums = head.sums;
       input.sum_counts = cache.sum_counts();
       input.seen = scheduled.end();
       input.budget = budget;
       input.layer = layer;
       input.scale = shape_.scale;
       input.rope = shape_.rope();
-      if (!head.sums.empty()) add_attention(input, &head.sums);
-      head.scores.resize(head.positions.size());
-      const std::string failure = score_or_newest(policy, input, head.scores);
+      head.ask(policy);
+      const std::string failure = head.finish(policy);
       if (!failure.empty()) scheduled.report().failure = failure;
       scores.heads.push_back({head.scores, head.positions});
     }
@@ -224,7 +212,7 @@ void RaggedEvictor::evict(Scheduled& scheduled, int64_t layer, const PagedKV& kv
   {
     const Stopwatch watch(&compacting);
     for (size_t i = 0; i < heads.size(); ++i) {
-      const Head& head = heads[i];
+      const ScoredKeys& head = heads[i];
       const ForwardMoves moves = plan_forward_moves(survivors[i]);
       const int64_t starts[] = {0, static_cast<int64_t>(moves.from.size())};
       compact({.key = kv.key,

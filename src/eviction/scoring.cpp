@@ -5,6 +5,7 @@
 #include <exception>
 
 namespace phasekv::eviction {
+namespace {
 
 void add_attention(const PolicyInput& input, std::vector<float>* sums) {
   input.backend->accumulate_attention({.query = input.queries,
@@ -20,21 +21,42 @@ void add_attention(const PolicyInput& input, std::vector<float>* sums) {
                                        .sums_stride = input.tokens});
 }
 
-std::string score_or_newest(const Policy& policy, const PolicyInput& input,
-                            std::span<float> scores) {
-  std::string failure;
+// What the function throws, in words.
+template <typename Function>
+std::string failure_of(Function function) {
   try {
-    policy.score(input, scores);
-    const bool all_finite =
-        std::all_of(scores.begin(), scores.end(), [](float score) { return std::isfinite(score); });
-    if (!all_finite) failure = "scores that are not finite";
+    function();
   } catch (const std::exception& error) {
-    failure = error.what();
+    return error.what();
   }
-  if (failure.empty()) return failure;
-  for (size_t i = 0; i < scores.size(); ++i) scores[i] = static_cast<float>(input.positions[i]);
+  return {};
+}
+
+}  // namespace
+
+void ScoredKeys::ask(const Policy& policy) {
+  input.positions = positions;
+  input.sums = sums;
+  input.waiting = &waiting_;
+  if (!sums.empty()) add_attention(input, &sums);
+  scores.resize(positions.size());
+  failure_ = failure_of([&] { policy.score(input, scores); });
+}
+
+std::string ScoredKeys::finish(const Policy& policy) {
+  if (failure_.empty()) {
+    failure_ = failure_of([&] {
+      for (const std::function<void()>& function : waiting_) function();
+    });
+  }
+  if (failure_.empty() && !std::all_of(scores.begin(), scores.end(),
+                                       [](float score) { return std::isfinite(score); })) {
+    failure_ = "scores that are not finite";
+  }
+  if (failure_.empty()) return {};
+  for (size_t i = 0; i < scores.size(); ++i) scores[i] = static_cast<float>(positions[i]);
   return "policy " + std::string(policy.name()) + ", layer " + std::to_string(input.layer) + ": " +
-         failure;
+         failure_;
 }
 
 }  // namespace phasekv::eviction

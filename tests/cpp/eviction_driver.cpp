@@ -197,11 +197,14 @@ std::vector<EvictionReport> EvictionDriver::step(const std::vector<int64_t>& cou
                    {moved_to(layer.here.view(Half::key), layer.here, layer.there),
                     moved_to(layer.here.view(Half::value), layer.here, layer.there)},
                    nullptr);
+  }
+  std::vector<EvictionReport> reports = evictor_.finish();
+  for (Layer& layer : layers_) {
     backend_->download(layer.there.data(), layer.here.view(Half::key).data, bytes_of(layer.here));
   }
   for (size_t i = 0; i < requests_.size(); ++i) requests_[i].computed += counts[i];
   poison_freed();
-  return evictor_.finish();
+  return reports;
 }
 
 void EvictionDriver::write_cache(Layer& layer, int64_t index, const std::vector<int64_t>& counts) {

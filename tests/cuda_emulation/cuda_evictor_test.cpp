@@ -85,6 +85,18 @@ TEST_P(CudaEvictor, KeepsWhatTheCpusKeeps) {
   }
 }
 
+TEST_P(CudaEvictor, SmallRequests) {
+  std::vector<Setting> settings = eviction_settings();
+  for (size_t i = 0; i < settings.size(); ++i) {
+    SCOPED_TRACE(settings[i].policy);
+    settings[i].budget = 32;
+    Pair pair(settings[i], kShapes[i % std::size(kShapes)], static_cast<uint32_t>(i));
+    pair.step({50, 20});
+    pair.step({1, 1});
+    if (HasFatalFailure()) return;
+  }
+}
+
 // Sums are added up in another order on the device; everything else is the same bytes.
 TEST_P(CudaEvictor, ASessionMovesBetweenTheCpuAndTheDevice) {
   for (const Setting& setting : eviction_settings()) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -18,6 +19,8 @@
 
 namespace phasekv::eviction {
 namespace {
+
+using oracle::Half;
 
 class EvictionBackend : public testing::Test {
  protected:
@@ -110,6 +113,129 @@ TEST_F(EvictionBackend, AStepWithoutAnEventNeitherWaitsNorAllocates) {
   EXPECT_EQ(emulation::costs().allocations, before.allocations);
   // A half of the staging memory is used again, long after.
   EXPECT_LE(emulation::costs().waits, before.waits + 2000 / 100);
+}
+
+// Two requests of which each has an event in every step, in a cache of so many layers.
+class Evictions {
+ public:
+  Evictions(const std::shared_ptr<CudaBackend>& backend, const Setting& setting, int64_t layers)
+      : layers_(layers),
+        evictor_({.layers = layers,
+                  .query_heads = kHeads,
+                  .kv_heads = kHeads,
+                  .head_size = kHeadSize,
+                  .block_size = kBlockSize},
+                 backend),
+        cache_("vec", DataType::float32, kRequests * kBlocks, kHeads, kBlockSize, kHeadSize),
+        cache_there_(backend, cache_.elements() * size_of(DataType::float32)),
+        query_there_(backend, kRequests * kBlockSize * kHeads * kHeadSize * 4) {
+    const std::vector<float> zeros(static_cast<size_t>(cache_.elements()), 0.0F);
+    backend->upload(zeros.data(), cache_there_.data(), cache_there_.bytes());
+    backend->upload(zeros.data(), query_there_.data(), query_there_.bytes());
+    const std::shared_ptr<const Policy> policy = make_policy(setting.policy, setting.options);
+    for (int64_t request = 0; request < kRequests; ++request) {
+      evictor_.add(request, policy, setting.window());
+      for (int32_t block = 0; block < kBlocks; ++block) {
+        blocks_.push_back(static_cast<int32_t>(request) * kBlocks + block);
+      }
+    }
+  }
+
+  // Up to `layers` of its layers.
+  void begin(int64_t layers) {
+    const std::vector<int32_t> tokens(kBlockSize, 5);
+    evictor_.begin_step();
+    for (int64_t request = 0; request < kRequests; ++request) {
+      const int64_t computed = evictor_.computed(request);
+      evictor_.schedule({.request = request,
+                         .begin = computed,
+                         .end = computed + kBlockSize,
+                         .first_row = request * kBlockSize,
+                         .tokens = tokens,
+                         .block_table = {blocks_.data() + request * kBlocks, kBlocks}});
+    }
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      evictor_.layer(layer,
+                     {.data = query_there_.data(),
+                      .dtype = DataType::float32,
+                      .tokens = kRequests * kBlockSize,
+                      .heads = kHeads,
+                      .head_size = kHeadSize,
+                      .token_stride = kHeads * kHeadSize,
+                      .head_stride = kHeadSize},
+                     {there(Half::key), there(Half::value)}, nullptr);
+    }
+  }
+
+  std::vector<EvictionReport> step() {
+    begin(layers_);
+    return evictor_.finish();
+  }
+
+ private:
+  static constexpr int64_t kRequests = 2;
+  static constexpr int64_t kHeads = 2;
+  static constexpr int64_t kHeadSize = 16;
+  static constexpr int64_t kBlockSize = 16;
+  static constexpr int32_t kBlocks = 20;
+
+  PagedView there(Half half) const {
+    PagedView view = cache_.view(half);
+    const auto offset =
+        static_cast<const char*>(view.data) - static_cast<const char*>(cache_.view(Half::key).data);
+    view.data = static_cast<char*>(cache_there_.data()) + offset;
+    return view;
+  }
+
+  int64_t layers_;
+  Evictor evictor_;
+  CacheBuffer cache_;
+  TensorMemory cache_there_;
+  TensorMemory query_there_;
+  std::vector<int32_t> blocks_;
+};
+
+// Of every kind: what goes to the device and comes back is nothing, scores, sums or both.
+std::vector<Setting> settings_of_ops() {
+  return {{.policy = "streaming_llm", .budget = 48},
+          {.policy = "keydiff", .budget = 48},
+          {.policy = "h2o", .budget = 48},
+          {.policy = "r_kv", .budget = 48}};
+}
+
+TEST_F(EvictionBackend, AStepWithEventsWaitsForAllLayersAndRequestsAtOnce) {
+  for (const Setting& setting : settings_of_ops()) {
+    SCOPED_TRACE(setting.policy);
+    for (const int64_t layers : {1, 5}) {
+      Evictions evictions(backend_, setting, layers);
+      // The first ones make the memory.
+      for (int64_t step = 0; step < 6; ++step) evictions.step();
+      int64_t waits = 0;
+      for (int64_t step = 0; step < 2; ++step) {
+        const emulation::Costs before = emulation::costs();
+        EXPECT_EQ(evictions.step().size(), 2U);
+        EXPECT_EQ(emulation::costs().allocations, before.allocations);
+        waits = std::max(waits, emulation::costs().waits - before.waits);
+      }
+      // One more where a half of the staging memory is used again.
+      EXPECT_LE(waits, 2);
+    }
+  }
+}
+
+// What it asked for comes when its memory is gone.
+TEST_F(EvictionBackend, AStepMayBeGivenUp) {
+  const Setting setting{.policy = "r_kv", .budget = 32};
+  auto given_up = std::make_unique<Evictions>(backend_, setting, 2);
+  for (int64_t step = 0; step < 3; ++step) given_up->step();
+  given_up->begin(1);
+  given_up->begin(0);
+  given_up.reset();
+  backend_->wait();
+  Evictions evictions(backend_, setting, 1);
+  for (int64_t step = 0; step < 3; ++step) {
+    for (const EvictionReport& report : evictions.step()) EXPECT_EQ(report.failure, "");
+  }
 }
 
 TEST_F(EvictionBackend, MemoryIsFreedAfterTheWorkThatUsesIt) {

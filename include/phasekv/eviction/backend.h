@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "phasekv/ops.h"
 
@@ -32,14 +33,22 @@ class Backend {
   //
   // These may still be running when they return:
   virtual void push_queries(const PushQueriesParams& params) = 0;
-  virtual void compact(const CompactParams& params) = 0;
-  // These wait for what they compute:
+  // In many layers, of the same heads, head size and dtype.
+  virtual void compact(std::span<const CompactParams> layers) = 0;
+  // This one waits for what it computes:
   virtual void gather_blocks(const GatherBlocksParams& params) = 0;
+  // What these compute is there after `wait`, and until then its memory has to stay; where the
+  // backend does not compute later, it is there at once:
   virtual void score_keys(const ScoreKeysParams& params) = 0;
   virtual void accumulate_attention(const AccumulateAttentionParams& params) = 0;
   virtual void key_redundancy(const KeyRedundancyParams& params) = 0;
   virtual void keydiff_score(const KeydiffScoreParams& params) = 0;
   virtual void triattention_score(const TriattentionScoreParams& params) = 0;
+
+  virtual bool computes_later() const = 0;
+  virtual void wait() = 0;
+  // What was not waited for will not come: its memory can go.
+  virtual void forget() noexcept = 0;
 };
 
 // Tensors in CPU memory: the ops of phasekv/ops.h themselves. One for all evictors.

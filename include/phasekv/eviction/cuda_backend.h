@@ -1,5 +1,5 @@
 // An evictor whose tensors lie on a CUDA device. A step without events launches kernels and neither
-// waits nor allocates; an event waits for the scores of each layer.
+// waits nor allocates; one with events waits once, for the scores of all layers.
 #pragma once
 
 #include <memory>
@@ -9,6 +9,7 @@
 
 namespace phasekv::eviction {
 
+// Of one evictor.
 class CudaBackend : public Backend {
  public:
   // What comes goes to this stream; what went to another one is waited for. At first it is the

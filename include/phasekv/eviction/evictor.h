@@ -1,5 +1,5 @@
 // Runs eviction for all requests of a worker: collects queries step by step, and at an event lets
-// each layer's policy choose the survivors and moves them into the window (window.h).
+// the policy score each layer's keys and moves the survivors into the window (window.h).
 #pragma once
 
 #include <cstdint>
@@ -64,7 +64,8 @@ struct EvictionReport {
   int64_t request = 0;
   int64_t evicted_tokens = 0;  // per layer and KV head
   int64_t freed_blocks = 0;
-  double scoring_seconds = 0;  // wall time of all layers
+  double scoring_seconds =
+      0;  // wall time of all layers; who waits for a device first waits for all
   double compacting_seconds = 0;
   std::string failure;  // empty, or what the policy did wrong: the newest tokens were kept instead
 };
@@ -94,7 +95,9 @@ class Evictor {
   void remove(int64_t request);
 
   // One step: schedule each request with an evictable window once, then call `layer` for every
-  // layer, after its attention, then `finish`. Where something throws, the step is over.
+  // layer, after its attention, then `finish`. A layer's keys move in one of the last two: at once
+  // on the CPU, where they are still in its caches; for all layers together on a device, which so
+  // is waited for once. Where something throws, the step is over.
   void begin_step();
   void schedule(const ScheduledTokens& tokens);
   // Whether this step moves any keys.
@@ -125,10 +128,9 @@ class Evictor {
   struct Scheduled;
 
   RequestCache& cache_of(int64_t request) const;
-  void evict(Scheduled& scheduled, int64_t layer, const PagedKV& kv);
-  void move_survivors(Scheduled& scheduled, int64_t layer, const PagedKV& kv,
-                      std::span<const int64_t> survivors, std::vector<int32_t>* positions,
-                      std::vector<float>* sums);
+  // Asks for the scores of a layer, and moves the survivors of all layers that were asked for.
+  void score(Scheduled& scheduled, int64_t layer, const PagedKV& kv);
+  void evict(Scheduled& scheduled);
 
   EvictorShape shape_;
   std::shared_ptr<Backend> backend_;

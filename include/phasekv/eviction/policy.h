@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "phasekv/eviction/backend.h"
@@ -82,8 +84,22 @@ struct PolicyInput {
   int64_t layer = 0;
   float scale = 1.0F;
   RopeView rope = {};  // of queries and keys; empty where the evictor was not given it
+  // Where the functions of `when_computed` wait; null: all is there at once.
+  std::vector<std::function<void()>>* waiting = nullptr;
 
   int64_t kv_heads() const { return key.num_heads; }
+
+  // Calls `function` once what the ops of the backend were asked for so far is there: now, or after
+  // `score` has returned, in the order in which they came. This input, its policy and the scores
+  // are still there.
+  template <typename Function>
+  void when_computed(Function&& function) const {
+    if (waiting == nullptr) {
+      std::forward<Function>(function)();
+    } else {
+      waiting->emplace_back(std::forward<Function>(function));
+    }
+  }
 };
 
 // One KV head's part in LayerScores: its held keys, the newest among them.
@@ -113,7 +129,8 @@ class Policy {
   virtual ProtectedTokens protected_tokens(int64_t budget) const = 0;
   virtual double phase_quota() const { return 0.0; }
 
-  // scores [kv heads, tokens], the higher the better; finite. Deterministic.
+  // scores [kv heads, tokens], the higher the better; finite. Deterministic. What the backend's ops
+  // compute, `input.sums` included, is looked at in `input.when_computed` only.
   virtual void score(const PolicyInput& input, std::span<float> scores) const = 0;
 
   // Whether layers or KV heads keep different numbers of keys. Such a policy needs a cache that

@@ -123,6 +123,7 @@ class EvictionWorker:
         self._rows: list[StepRow] = []
         self._block_table: torch.Tensor | None = None
         self._is_running = False
+        self._query_rows: tuple[torch.Tensor, torch.Tensor] | None = None
         self._reports: dict[str, EvictionReport] = {}
         self.observer: StepObserver | None = None
 
@@ -229,7 +230,7 @@ class EvictionWorker:
             )
 
     def layer(self, name: str, query: torch.Tensor, query_rows: torch.Tensor | None) -> None:
-        """After a layer's attention: buffer its queries, and let its events happen.
+        """After a layer's attention: buffer its queries, and let its keys be scored at an event.
 
         Parameters
         ----------
@@ -254,7 +255,7 @@ class EvictionWorker:
             index,
             query=query,
             kv=kv,
-            query_rows=None if query_rows is None else query_rows.cpu(),
+            query_rows=None if query_rows is None else self._on_cpu(query_rows),
             stream=current_stream(self._device),
         )
 
@@ -263,6 +264,7 @@ class EvictionWorker:
         if not self._is_running:
             return frozenset()
         self._is_running = False
+        self._query_rows = None
         for event in self._evictor.finish():
             request_id = self._names[event.request]
             if event.failure:
@@ -345,6 +347,12 @@ class EvictionWorker:
             _core.scatter_blocks(rows=keys[index], slots=slots, blocks=kv.key, stream=stream)
             _core.scatter_blocks(rows=values[index], slots=slots, blocks=kv.value, stream=stream)
         row.request.resumes = False
+
+    def _on_cpu(self, query_rows: torch.Tensor) -> torch.Tensor:
+        """A copy, which layers that share the list share too: each would wait for a device."""
+        if self._query_rows is None or self._query_rows[0] is not query_rows:
+            self._query_rows = query_rows, query_rows.cpu()
+        return self._query_rows[1]
 
     def _positions(self, number: int) -> list[torch.Tensor]:
         return [
