@@ -10,19 +10,17 @@
 namespace phasekv::cuda {
 namespace {
 
-constexpr unsigned kThreads = 128;
-
 // A thread takes the tokens of one word, in kCount channels of a head.
 template <int kBits, int kCount>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kQuantizeThreads)
     dequantize_token_groups_kernel(DequantizeParams params, unsigned vectors_per_head) {
   constexpr unsigned kInWord = kCodesInWord<kBits>;
   const RowsView& rows = params.rows;
   const QuantizedRows& from = params.quantized;
   const unsigned vectors = vectors_per_head * static_cast<unsigned>(rows.heads);
-  const unsigned blocks_per_word = (vectors + kThreads - 1) / kThreads;
+  const unsigned blocks_per_word = (vectors + kQuantizeThreads - 1) / kQuantizeThreads;
   const int64_t word = params.first_token / kInWord + blockIdx.x / blocks_per_word;
-  const unsigned vector = blockIdx.x % blocks_per_word * kThreads + threadIdx.x;
+  const unsigned vector = blockIdx.x % blocks_per_word * kQuantizeThreads + threadIdx.x;
   if (vector >= vectors) return;
   const unsigned head = vector / vectors_per_head;
   const unsigned dim = (vector - head * vectors_per_head) * kCount;
@@ -51,13 +49,13 @@ __global__ void __launch_bounds__(kThreads)
 
 // A thread takes the channels of one word of a token, kCount at a time.
 template <int kBits, int kCount>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kQuantizeThreads)
     dequantize_channel_groups_kernel(DequantizeParams params, unsigned groups_per_head,
                                      unsigned words_per_head) {
   constexpr unsigned kInWord = kCodesInWord<kBits>;
   const RowsView& rows = params.rows;
   const QuantizedRows& from = params.quantized;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kQuantizeThreads + threadIdx.x;
   const int64_t row = index / words_per_head;
   const int64_t token = row / rows.heads;
   if (token >= rows.tokens) return;
@@ -85,35 +83,21 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int kBits, int kCount>
-void run_token_groups(const DequantizeParams& params, Stream stream) {
-  constexpr int64_t kInWord = kCodesInWord<kBits>;
-  const auto vectors_per_head = static_cast<unsigned>(params.rows.head_size / kCount);
-  const int64_t words = ceil_div(params.first_token % kInWord + params.rows.tokens, kInWord);
-  const int64_t blocks_per_word = ceil_div(params.rows.heads * vectors_per_head, kThreads);
-  launch(dequantize_token_groups_kernel<kBits, kCount>,
-         dim3(blocks_for(words * blocks_per_word, 1)), kThreads, 0, stream, params,
-         vectors_per_head);
-}
-
-template <int kBits, int kCount>
-void run_channel_groups(const DequantizeParams& params, Stream stream) {
-  const int64_t groups = ceil_div(params.rows.head_size, params.quantized.group_size);
-  const int64_t words = ceil_div(params.rows.head_size, kCodesInWord<kBits>);
-  launch(dequantize_channel_groups_kernel<kBits, kCount>,
-         dim3(blocks_for(params.rows.tokens * params.rows.heads * words, kThreads)), kThreads, 0,
-         stream, params, static_cast<unsigned>(groups), static_cast<unsigned>(words));
-}
-
 template <int kBits>
 void run(const DequantizeParams& params, Stream stream) {
   if (params.quantized.axis == GroupAxis::channels) {
-    return rows_move_together(params.rows) ? run_channel_groups<kBits, 8>(params, stream)
-                                           : run_channel_groups<kBits, 1>(params, stream);
+    return launch_channel_groups(rows_move_together(params.rows)
+                                     ? dequantize_channel_groups_kernel<kBits, 8>
+                                     : dequantize_channel_groups_kernel<kBits, 1>,
+                                 params, params.quantized, Each::word, stream);
   }
-  return moves_together(8, params.rows, params.quantized)
-             ? run_token_groups<kBits, 8>(params, stream)
-             : run_token_groups<kBits, 1>(params, stream);
+  // Of the tokens of a word.
+  constexpr int64_t kInWord = kCodesInWord<kBits>;
+  const int64_t groups = ceil_div(params.first_token % kInWord + params.rows.tokens, kInWord);
+  if (moves_together(8, params.rows, params.quantized)) {
+    return launch_token_groups(dequantize_token_groups_kernel<kBits, 8>, params, 8, groups, stream);
+  }
+  launch_token_groups(dequantize_token_groups_kernel<kBits, 1>, params, 1, groups, stream);
 }
 
 }  // namespace

@@ -6,8 +6,11 @@
 
 #include "elements.cuh"
 #include "key_tile.cuh"
+#include "launch.cuh"
 #include "platform.cuh"
+#include "views.cuh"
 #include "warp.cuh"
+#include "workspace.cuh"
 
 namespace phasekv::cuda {
 
@@ -60,6 +63,30 @@ __device__ inline void for_each_row(const KeyRows& rows, int first_key, const Us
     load_row(rows, key, values);
     use(key, values);
   }
+}
+
+// What all launches of an op over the keys of a request need: its part of the workspace, whether
+// rows are read as vectors, and grids with a block for each chunk of each KV head, or for each
+// head.
+template <typename Memory>
+struct DirectionLaunch {
+  Memory memory;
+  bool is_aligned;
+  dim3 chunks;
+  dim3 heads;
+};
+
+// take(params, allotment) divides the workspace, of which `needed_by` says the size.
+template <typename Params, typename Memory>
+DirectionLaunch<Memory> prepare_launch(const Params& params, const Workspace& workspace,
+                                       Memory (*take)(const Params&, Allotment&),
+                                       const char* needed_by) {
+  Allotment allotment(workspace);
+  const Memory memory = take(params, allotment);
+  allotment.check(needed_by);
+  const auto heads = static_cast<unsigned>(params.key.num_heads);
+  return {memory, has_aligned_rows(params.key), dim3(blocks_for(params.tokens, kChunkKeys), heads),
+          dim3(heads)};
 }
 
 struct DirectionMemory {

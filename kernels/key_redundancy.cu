@@ -337,22 +337,21 @@ int64_t key_redundancy_workspace_bytes(const KeyRedundancyParams& params) {
 void key_redundancy(const KeyRedundancyParams& params, const Workspace& workspace, Stream stream) {
   check(params);
   if (params.tokens == 0) return;
-  Allotment memory(workspace);
-  const RedundancyMemory taken = take_memory(params, memory);
-  memory.check("key_redundancy_workspace_bytes()");
-  const bool is_aligned = has_aligned_rows(params.key);
-  const auto heads = static_cast<unsigned>(params.key.num_heads);
-  const dim3 chunks(static_cast<unsigned>(taken.chunks), heads);
-  launch(measure_kernel, chunks, kThreads, sizeof(MeasureMemory), stream, params, taken,
-         is_aligned);
-  launch(merge_chunks_kernel, dim3(heads), kStrip, sizeof(StripMemory), stream, params, taken);
+  const DirectionLaunch<RedundancyMemory> request =
+      prepare_launch(params, workspace, take_memory, "key_redundancy_workspace_bytes()");
+  launch(measure_kernel, request.chunks, kThreads, sizeof(MeasureMemory), stream, params,
+         request.memory, request.is_aligned);
+  launch(merge_chunks_kernel, request.heads, kStrip, sizeof(StripMemory), stream, params,
+         request.memory);
   with_key_tile(params.key, params.key.dtype, [&](auto tag) {
     using Tile = typename decltype(tag)::Type;
-    launch(search_kernel<Tile>, dim3(blocks_for(params.tokens, Tile::kKeys), heads),
-           kKeyTileThreads, sizeof(typename Tile::Memory), stream, params, taken, is_aligned);
+    launch(search_kernel<Tile>, dim3(blocks_for(params.tokens, Tile::kKeys), request.heads.x),
+           kKeyTileThreads, sizeof(typename Tile::Memory), stream, params, request.memory,
+           request.is_aligned);
   });
-  launch(mean_cosines_kernel, chunks, kThreads, 0, stream, params, taken, is_aligned);
-  launch(soften_kernel, dim3(heads), kSoftmaxThreads,
+  launch(mean_cosines_kernel, request.chunks, kThreads, 0, stream, params, request.memory,
+         request.is_aligned);
+  launch(soften_kernel, request.heads, kSoftmaxThreads,
          2 * (kSoftmaxThreads / kWarpSize) * sizeof(float), stream, params.redundancy,
          params.tokens);
 }

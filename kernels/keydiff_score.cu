@@ -94,17 +94,14 @@ int64_t keydiff_score_workspace_bytes(const KeydiffScoreParams& params) {
 void keydiff_score(const KeydiffScoreParams& params, const Workspace& workspace, Stream stream) {
   check(params);
   if (params.tokens == 0) return;
-  Allotment memory(workspace);
-  const KeydiffMemory taken = take_memory(params, memory);
-  memory.check("keydiff_score_workspace_bytes()");
-  const bool is_aligned = has_aligned_rows(params.key);
-  const auto heads = static_cast<unsigned>(params.key.num_heads);
-  const dim3 chunks(static_cast<unsigned>(taken.chunks), heads);
-  launch(measure_keys_kernel, chunks, kThreads, sizeof(DirectionMemory), stream, params, taken,
-         is_aligned);
-  launch(turn_mean_kernel, dim3(heads), kMostDims, kMostDims * sizeof(float), stream, params,
-         taken);
-  launch(compare_keys_kernel, chunks, kThreads, 0, stream, params, taken, is_aligned);
+  const DirectionLaunch<KeydiffMemory> request =
+      prepare_launch(params, workspace, take_memory, "keydiff_score_workspace_bytes()");
+  launch(measure_keys_kernel, request.chunks, kThreads, sizeof(DirectionMemory), stream, params,
+         request.memory, request.is_aligned);
+  launch(turn_mean_kernel, request.heads, kMostDims, kMostDims * sizeof(float), stream, params,
+         request.memory);
+  launch(compare_keys_kernel, request.chunks, kThreads, 0, stream, params, request.memory,
+         request.is_aligned);
 }
 
 }  // namespace phasekv::cuda

@@ -10,8 +10,6 @@
 namespace phasekv::cuda {
 namespace {
 
-constexpr unsigned kThreads = 128;
-
 // The least and the largest of some elements. `poison` is 0, or NaN after one that is not finite,
 // which a minimum alone would hide.
 struct Extremes {
@@ -39,15 +37,15 @@ __device__ inline GroupOfCodes close_group(const Extremes& extremes, float* scal
 
 // A thread takes kCount channels of a head in one group of tokens.
 template <int kBits, int kCount>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kQuantizeThreads)
     quantize_token_groups_kernel(QuantizeParams params, unsigned vectors_per_head) {
   constexpr unsigned kInWord = kCodesInWord<kBits>;
   const RowsView& rows = params.rows;
   const QuantizedRows& out = params.out;
   const unsigned vectors = vectors_per_head * static_cast<unsigned>(rows.heads);
-  const unsigned blocks_per_group = (vectors + kThreads - 1) / kThreads;
+  const unsigned blocks_per_group = (vectors + kQuantizeThreads - 1) / kQuantizeThreads;
   const int64_t group = blockIdx.x / blocks_per_group;
-  const unsigned vector = blockIdx.x % blocks_per_group * kThreads + threadIdx.x;
+  const unsigned vector = blockIdx.x % blocks_per_group * kQuantizeThreads + threadIdx.x;
   if (vector >= vectors) return;
   const unsigned head = vector / vectors_per_head;
   const unsigned dim = (vector - head * vectors_per_head) * kCount;
@@ -90,13 +88,13 @@ __global__ void __launch_bounds__(kThreads)
 
 // A thread takes a group of channels of one token, kCount at a time.
 template <int kBits, int kCount>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kQuantizeThreads)
     quantize_channel_groups_kernel(QuantizeParams params, unsigned groups_per_head,
                                    unsigned words_per_head) {
   constexpr unsigned kInWord = kCodesInWord<kBits>;
   const RowsView& rows = params.rows;
   const QuantizedRows& out = params.out;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kQuantizeThreads + threadIdx.x;
   const int64_t row = index / groups_per_head;
   const int64_t token = row / rows.heads;
   if (token >= rows.tokens) return;
@@ -135,33 +133,19 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int kBits, int kCount>
-void run_token_groups(const QuantizeParams& params, Stream stream) {
-  const auto vectors_per_head = static_cast<unsigned>(params.rows.head_size / kCount);
-  const int64_t groups = ceil_div(params.rows.tokens, params.out.group_size);
-  const int64_t blocks_per_group = ceil_div(params.rows.heads * vectors_per_head, kThreads);
-  launch(quantize_token_groups_kernel<kBits, kCount>,
-         dim3(blocks_for(groups * blocks_per_group, 1)), kThreads, 0, stream, params,
-         vectors_per_head);
-}
-
-template <int kBits, int kCount>
-void run_channel_groups(const QuantizeParams& params, Stream stream) {
-  const int64_t groups = ceil_div(params.rows.head_size, params.out.group_size);
-  const int64_t words = ceil_div(params.rows.head_size, kCodesInWord<kBits>);
-  launch(quantize_channel_groups_kernel<kBits, kCount>,
-         dim3(blocks_for(params.rows.tokens * params.rows.heads * groups, kThreads)), kThreads, 0,
-         stream, params, static_cast<unsigned>(groups), static_cast<unsigned>(words));
-}
-
 template <int kBits>
 void run(const QuantizeParams& params, Stream stream) {
   if (params.out.axis == GroupAxis::channels) {
-    return rows_move_together(params.rows) ? run_channel_groups<kBits, 8>(params, stream)
-                                           : run_channel_groups<kBits, 1>(params, stream);
+    return launch_channel_groups(rows_move_together(params.rows)
+                                     ? quantize_channel_groups_kernel<kBits, 8>
+                                     : quantize_channel_groups_kernel<kBits, 1>,
+                                 params, params.out, Each::group, stream);
   }
-  return moves_together(2, params.rows, params.out) ? run_token_groups<kBits, 2>(params, stream)
-                                                    : run_token_groups<kBits, 1>(params, stream);
+  const int64_t groups = ceil_div(params.rows.tokens, params.out.group_size);
+  if (moves_together(2, params.rows, params.out)) {
+    return launch_token_groups(quantize_token_groups_kernel<kBits, 2>, params, 2, groups, stream);
+  }
+  launch_token_groups(quantize_token_groups_kernel<kBits, 1>, params, 1, groups, stream);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "elements.cuh"
+#include "launch.cuh"
 #include "phasekv/ops/quantize.h"
 #include "platform.cuh"
 #include "views.cuh"
@@ -75,6 +76,33 @@ inline bool moves_together(int64_t count, const RowsView& rows, const QuantizedR
 // Whether rows alone allow 16 bytes at a time, where words and groups are taken one by one.
 inline bool rows_move_together(const RowsView& rows) {
   return rows.head_size % 8 == 0 && alignment_of(rows) == 16;
+}
+
+inline constexpr unsigned kQuantizeThreads = 128;
+
+// A thread for each `count` channels of a head in each of the `groups` of tokens.
+template <typename Params>
+void launch_token_groups(void (*kernel)(Params, unsigned vectors_per_head), const Params& params,
+                         int64_t count, int64_t groups, Stream stream) {
+  const int64_t vectors_per_head = params.rows.head_size / count;
+  const int64_t blocks_per_group = ceil_div(params.rows.heads * vectors_per_head, kQuantizeThreads);
+  launch(kernel, dim3(blocks_for(groups * blocks_per_group, 1)), kQuantizeThreads, 0, stream,
+         params, static_cast<unsigned>(vectors_per_head));
+}
+
+// A thread for each group of channels, or for each word of them, of each row.
+enum class Each { group, word };
+template <typename Params>
+void launch_channel_groups(void (*kernel)(Params, unsigned groups_per_head,
+                                          unsigned words_per_head),
+                           const Params& params, const QuantizedRows& quantized, Each each,
+                           Stream stream) {
+  const int64_t groups = ceil_div(params.rows.head_size, quantized.group_size);
+  const int64_t words = ceil_div(params.rows.head_size * quantized.bits, 32);
+  const int64_t threads =
+      params.rows.tokens * params.rows.heads * (each == Each::group ? groups : words);
+  launch(kernel, dim3(blocks_for(threads, kQuantizeThreads)), kQuantizeThreads, 0, stream, params,
+         static_cast<unsigned>(groups), static_cast<unsigned>(words));
 }
 
 }  // namespace phasekv::cuda

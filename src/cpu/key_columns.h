@@ -56,6 +56,18 @@ class KeyColumns {
     return in_place_ ? chunk_in_place(column) : unpacked_chunk(column, buffer);
   }
 
+  // visit(chunk, columns before the first key) for the chunks of columns [begin, end), of which
+  // begin is a multiple of kWidth. `buffer` as above.
+  template <typename Visit>
+  void for_each_chunk(int64_t begin, int64_t end, float* buffer, const Visit& visit) const {
+    for (int64_t column = begin; column < end;) {
+      KeyChunk part = chunk(column, buffer);
+      if (part.columns > end - column) part.columns = end - column;
+      visit(part, column < begin_ ? begin_ - column : 0);
+      column += part.columns;
+    }
+  }
+
   // How many columns that chunk has.
   int64_t chunk_columns(int64_t column) const {
     const int64_t columns = end_ - column < kChunkTokens ? end_ - column : kChunkTokens;

@@ -85,24 +85,23 @@ class Redundancy {
     int64_t largest = kNoPosition;
     int64_t smallest = INT64_MAX;
     int64_t chunks = 0;
-    for (int64_t column = 0; column < keys.end(); ++chunks) {
-      const KeyChunk chunk = keys.chunk(column, keys_);
-      const int64_t skipped = column == 0 ? lead_ : 0;
+    keys.for_each_chunk(0, keys.end(), keys_, [&](const KeyChunk& chunk, int64_t skipped) {
       add_chunk(chunk, skipped, state);
-      state.chunk_begins[chunks] = column;
+      state.chunk_begins[chunks] = chunk.begin;
       state.largest_before[chunks] = largest;
+      ++chunks;
       for (int64_t i = skipped; i < chunk.columns; ++i) {
-        const int64_t position = position_of(head, column + i - lead_);
+        const int64_t column = chunk.begin + i;
+        const int64_t position = position_of(head, column - lead_);
         if (position > largest) largest = position;
         if (position >= smallest) continue;
         smallest = position;
-        *state.first_token = column + i - lead_;
+        *state.first_token = column - lead_;
         for (int64_t d = 0; d < head_size_; ++d) {
-          state.first_key[d] = chunk.keys[d * chunk.stride + i] * state.inverse_norm[column + i];
+          state.first_key[d] = chunk.keys[d * chunk.stride + i] * state.inverse_norm[column];
         }
       }
-      column += chunk.columns;
-    }
+    });
     *state.num_chunks = chunks;
   }
 
@@ -139,17 +138,15 @@ class Redundancy {
     const KeyColumns keys = columns_of(head);
     const int64_t tokens = params_.tokens;
     float* out = params_.redundancy + head * tokens;
-    for (int64_t column = 0; column < keys.end();) {
-      const KeyChunk chunk = keys.chunk(column, keys_);
+    keys.for_each_chunk(0, keys.end(), keys_, [&](const KeyChunk& chunk, int64_t skipped) {
       multiply_wide<1, 1, 1, false>(state.sum, chunk.keys, chunk.stride, head_size_,
                                     (chunk.columns + kWidth - 1) / kWidth, scores_, kChunkTokens);
-      for (int64_t i = column == 0 ? lead_ : 0; i < chunk.columns; ++i) {
-        const float inverse = state.inverse_norm[column + i];
+      for (int64_t i = skipped; i < chunk.columns; ++i) {
+        const float inverse = state.inverse_norm[chunk.begin + i];
         const float norm = 1.0F - kNormAddend * inverse;  // of the normalized key
-        out[column + i - lead_] = scores_[i] * inverse - norm * norm;
+        out[chunk.begin + i - lead_] = scores_[i] * inverse - norm * norm;
       }
-      column += chunk.columns;
-    }
+    });
     for (int64_t i = 0; i < tokens; ++i) out[state.last_similar[i]] -= state.last_cosine[i];
     softmax(1.0F / static_cast<float>(tokens), tokens, out);
   }

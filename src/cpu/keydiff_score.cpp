@@ -100,12 +100,7 @@ class Directions {
                           params_.tokens);
     const int64_t begin = part * kPartColumns;
     const int64_t end = begin + kPartColumns < keys.end() ? begin + kPartColumns : keys.end();
-    for (int64_t column = begin; column < end;) {
-      KeyChunk chunk = keys.chunk(column, keys_);
-      if (chunk.columns > end - column) chunk.columns = end - column;
-      visit(chunk, column == 0 ? lead_ : 0);
-      column += chunk.columns;
-    }
+    keys.for_each_chunk(begin, end, keys_, visit);
   }
 
   // visit(key, row) for the keys of a part.

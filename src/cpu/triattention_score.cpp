@@ -59,17 +59,14 @@ class Scorer {
     take_query(head);
     const int64_t begin = part * kPartColumns;
     const int64_t end = begin + kPartColumns < keys.end() ? begin + kPartColumns : keys.end();
-    for (int64_t column = begin; column < end;) {
-      KeyChunk chunk = keys.chunk(column, keys_);
-      if (chunk.columns > end - column) chunk.columns = end - column;
+    keys.for_each_chunk(begin, end, keys_, [&](const KeyChunk& chunk, int64_t /*skipped*/) {
       take_norms(chunk);
       for (int64_t first = 0; first < group_; first += kMicroRows) {
         const int64_t rows = group_ - first < kMicroRows ? group_ - first : kMicroRows;
-        float* scores = rows_->part(head * group_ + first) + column;
+        float* scores = rows_->part(head * group_ + first) + chunk.begin;
         score_rows(rows, first, chunk, scores, rows_->part(1) - rows_->part(0));
       }
-      column += chunk.columns;
-    }
+    });
   }
 
   void finish(int64_t head) const {
