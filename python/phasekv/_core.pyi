@@ -6,7 +6,7 @@ CUDA device ``stream`` is a cudaStream_t as an integer, None the default stream.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -83,9 +83,22 @@ def rotate_keys(
 def divergence(
     *, fresh: Tensor, cached: Tensor, out: Tensor, stream: int | None = None
 ) -> None: ...
+@overload
 def select_top(
     *, scores: Tensor, segment_starts: Tensor, counts: Tensor, pinned: Tensor | None = None
 ) -> list[int]: ...
+@overload
+def select_top(
+    *,
+    scores: Tensor,
+    segment_starts: Tensor,
+    counts: Tensor,
+    pinned: Tensor | None = None,
+    chosen: Tensor,
+    chosen_starts: Tensor,
+    first_nan: Tensor,
+    stream: int | None = None,
+) -> None: ...
 def mean_residual(
     *,
     fresh: Tensor,
@@ -183,6 +196,9 @@ def accumulate_attention(
 
 class CompactionMoves:
     def __len__(self) -> int: ...
+    def on(
+        self, *, starts: Tensor, from_indices: Tensor, to_indices: Tensor
+    ) -> CompactionMoves: ...
     @property
     def starts(self) -> list[int]: ...
     @property
@@ -194,7 +210,12 @@ def plan_compaction(
     *, kept_indices: Tensor, tokens: int, sources: Tensor | None = None
 ) -> CompactionMoves: ...
 def compact(
-    *, kv: PagedKV, block_table: Tensor, first_token: int, moves: CompactionMoves
+    *,
+    kv: PagedKV,
+    block_table: Tensor,
+    first_token: int,
+    moves: CompactionMoves,
+    stream: int | None = None,
 ) -> None: ...
 def key_redundancy(
     *,

@@ -73,6 +73,7 @@ class Problem:
         self.halves = numbers(2, TOKENS, HEADS, SIZE // 32).half()
         self.slots = torch.arange(TOKENS) * 4
         self.order = torch.arange(TOKENS)
+        self.chosen = torch.zeros(TOKENS + 4, dtype=torch.int64)
         self.starts = torch.tensor([0, 3, TOKENS])
         self.table = torch.tensor([2, 0, 1], dtype=torch.int32)
         self.phases = torch.arange(TOKENS, dtype=torch.int32) % 2
@@ -82,7 +83,7 @@ class Problem:
     def outputs(self) -> list[torch.Tensor]:
         """Everything that an op may have written."""
         written = [self.blocks, self.more_rows, self.query, self.floats, self.scores]
-        return [*written, self.codes, self.halves]
+        return [*written, self.codes, self.halves, self.chosen]
 
 
 def gather(p: Problem) -> None:
@@ -194,6 +195,38 @@ def score_by_frequency(p: Problem) -> None:
     )
 
 
+def select(p: Problem) -> None:
+    _core.select_top(
+        scores=p.place(p.rows[:, 0, 0].contiguous()),
+        segment_starts=p.place(p.starts),
+        counts=p.place(torch.tensor([2, 4])),
+        pinned=p.place(p.phases.bool()),
+        chosen=p.place(p.chosen[:TOKENS]),
+        chosen_starts=p.place(p.chosen[TOKENS:-1]),
+        first_nan=p.place(p.chosen[-1:]),
+    )
+
+
+def planned_moves() -> Any:
+    """On the CPU."""
+    kept = torch.tensor([[0, 2, 3, 9], [1, 4, 5, 10]])
+    return _core.plan_compaction(kept_indices=kept, tokens=TOKENS)
+
+
+def move(p: Problem) -> None:
+    moves = planned_moves()
+    _core.compact(
+        kv=p.kv,
+        block_table=p.place(p.table),
+        first_token=20,
+        moves=moves.on(
+            starts=p.place(torch.tensor(moves.starts)),
+            from_indices=p.place(torch.tensor(moves.from_indices)),
+            to_indices=p.place(torch.tensor(moves.to_indices)),
+        ),
+    )
+
+
 def find_redundancy(p: Problem) -> None:
     _core.key_redundancy(
         key=p.kv.key,
@@ -243,6 +276,8 @@ OPS = [
     shift,
     attend,
     push,
+    select,
+    move,
     score,
     accumulate,
     score_by_frequency,
@@ -299,6 +334,44 @@ def test_a_rotation_of_the_cpu_is_refused_on_the_device() -> None:
     problem.rope = _core.Rope(problem.rope.frequencies, SIZE, "neox")
     with pytest.raises(InvalidArgumentError, match=r"rope\.device.*cpu.*cuda:0, where keys is"):
         rotate(problem)
+
+
+def test_moves_of_the_cpu_are_refused_on_the_device() -> None:
+    problem = Problem(OnDevice)
+    with pytest.raises(InvalidArgumentError, match=r"moves\.device.*cpu.*cuda:0, where kv is"):
+        _core.compact(
+            kv=problem.kv,
+            block_table=OnDevice(problem.table),
+            first_token=0,
+            moves=planned_moves(),
+        )
+
+
+def test_what_is_chosen_is_what_the_list_says_and_nan_is_named() -> None:
+    for place in (on_cpu, OnDevice):
+        problem = Problem(place)
+        select(problem)
+        expected = _core.select_top(
+            scores=problem.rows[:, 0, 0].contiguous(),
+            segment_starts=problem.starts,
+            counts=torch.tensor([2, 4]),
+            pinned=problem.phases.bool(),
+        )
+        first, last = problem.chosen[TOKENS + 1 : -1].tolist()
+        assert problem.chosen[:last].tolist() == expected
+        assert [i for i in expected if i < 3] == expected[:first]
+        assert problem.chosen[TOKENS] == 0
+        assert problem.chosen[-1] == -1
+    problem = Problem(OnDevice)
+    problem.rows[5, 0, 0] = torch.nan
+    select(problem)
+    assert problem.chosen[-1] == 5
+    with pytest.raises(InvalidArgumentError, match=r"scores\.device = cuda:0: expected cpu"):
+        _core.select_top(
+            scores=OnDevice(problem.floats[0, 0]),
+            segment_starts=problem.starts,
+            counts=torch.tensor([1, 1]),
+        )
 
 
 @pytest.mark.parametrize(
