@@ -91,7 +91,8 @@ test-cpp: build
 
 test-python: model
 	@echo "==> Python tests"
-	@python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@python -m pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile \
+	  --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-transformers-4: model ## Run the tests of the transformers adapter with transformers 4.57
 	@echo "==> Python tests with transformers 4"

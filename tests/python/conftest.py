@@ -2,12 +2,14 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from commands import REPOSITORY, run_checked
+from fork_server import use_fork_server
 from phasekv.model_conversion import default_model_directory, is_converted
 
 # Engine processes inherit these: no test asks a model hub or reports usage.
@@ -16,6 +18,19 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 # OpenMP's threads wait for each other by spinning: two processes that each use all cores crawl.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
+use_fork_server()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, then those with engines: no worker is left with one last.
+
+    Workers that run files side by side take them in this order (`--no-loadscope-reorder`).
+    """
+    slow, engines = (
+        Counter(item.path for item in items if item.get_closest_marker(name))
+        for name in ("slow", "engine")
+    )
+    items.sort(key=lambda item: (-slow[item.path], -engines[item.path], item.path))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -92,6 +92,7 @@ def test_exact_reuse_survives_chunked_prefill(start_engine):
         assert_same(answer, expected)
 
 
+@pytest.mark.slow
 def test_default_compilation(start_engine, model_folder):
     """Without enforce_eager: reuse steps bypass the compiled graph, all others use it."""
     engine = start_engine(
