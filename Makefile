@@ -80,8 +80,10 @@ demo: model ## Run the memory and the agent demo and write their report
 	@phasekv demo agent
 
 test: model ## Run the C++ and the Python tests
-	@status=0; $(MAKE) --no-print-directory test-cpp || status=1; \
-	$(MAKE) --no-print-directory test-python || status=1; exit $$status
+	@status=0; \
+	for part in test-cpp test-python test-transformers-4; do \
+	  $(MAKE) --no-print-directory $$part || status=1; \
+	done; exit $$status
 
 # Two tests at a time have more threads than cores: those that wait must not spin.
 test-cpp: build
