@@ -181,7 +181,7 @@ def test_info_finds_everything_in_order(capsys):
     assert "scalar" in found["core"]["supported"]
     assert {"phaseshift", "agentkvshift", "cacheblend"} <= set(found["core"]["methods"])
     assert {test["layout"] for test in found["layouts"]["self_tests"]} >= {"vec16"}
-    assert found["defaults"]["choice"]["method"] == "phaseshift"
+    assert found["defaults"]["choice"]["method"] == "agentkvshift"
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         allow_abbrev=False,
     )
     method = parser.add_argument_group("reuse, for requests that do not say themselves")
-    method.add_argument("--method", help="reuse method (default: phaseshift)")
+    method.add_argument("--method", help="reuse method (default: agentkvshift)")
     method.add_argument("--ratio", type=float, help="recompute ratio in [0, 1] (default: 0.1)")
     method.add_argument("--frame", help="rotated or unrotated: frame of the mean key residual")
     method.add_argument("--weight", help="clipped, one or relative: weight of the shift")

@@ -31,7 +31,7 @@ class MethodChoice:
         The Python function of the method "function", as "module:name" or itself.
     """
 
-    method: str = "phaseshift"
+    method: str = "agentkvshift"
     ratio: float = 0.1
     frame: str | None = None
     weight: str | None = None

@@ -164,7 +164,7 @@ class ChunkMemory:
         self,
         parts: Sequence[str | Sequence[int] | Chunk],
         *,
-        method: str = "phaseshift",
+        method: str = "agentkvshift",
         recompute_ratio: float = 0.1,
         **switches: Any,
     ) -> Prefill:
