@@ -23,18 +23,12 @@ class ListWriter {
   T* write(std::span<const T> list) {
     if (list.empty()) return nullptr;
     std::memcpy(here_ + used_, list.data(), list.size_bytes());
-    return reinterpret_cast<T*>(there_ + take(list.size_bytes()));
+    char* there = there_ + used_;
+    used_ += room_for(list.size_bytes());
+    return reinterpret_cast<T*>(there);
   }
-
-  int64_t used() const { return used_; }
 
  private:
-  int64_t take(size_t bytes) {
-    const int64_t begin = used_;
-    used_ += room_for(bytes);
-    return begin;
-  }
-
   char* here_;
   char* there_;
   int64_t used_ = 0;  // bytes

@@ -64,8 +64,8 @@ struct EvictionReport {
   int64_t request = 0;
   int64_t evicted_tokens = 0;  // per layer and KV head
   int64_t freed_blocks = 0;
-  double scoring_seconds =
-      0;  // wall time of all layers; who waits for a device first waits for all
+  // Wall time of all layers; of a step's requests, the first waits for the device for all.
+  double scoring_seconds = 0;
   double compacting_seconds = 0;
   std::string failure;  // empty, or what the policy did wrong: the newest tokens were kept instead
 };
