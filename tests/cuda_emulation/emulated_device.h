@@ -132,13 +132,9 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
 }
 
 inline unsigned __ballot_sync(unsigned mask, int predicate, const Where& where = Where::current()) {
-  unsigned ballot = 0;
-  for (int lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1U) == 0) continue;
-    const int vote = phasekv::emulation::exchange(mask, predicate != 0 ? 1 : 0, lane, where);
-    ballot |= static_cast<unsigned>(vote) << lane;
-  }
-  return ballot;
+  phasekv::emulation::BallotOperand operand{predicate != 0, 0};
+  phasekv::emulation::meet(phasekv::emulation::WarpOperation::ballot, mask, &operand, where);
+  return operand.votes;
 }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
@@ -401,11 +397,21 @@ void load_matrix(uint32_t (&registers)[4], const void* row, const Where& where =
 inline float float_of(__nv_bfloat16 x) { return __bfloat162float(x); }
 inline float float_of(__half x) { return __half2float(x); }
 
+template <typename T, size_t kRegisters>
+void halves_of(const uint32_t (&registers)[kRegisters], float (&halves)[kRegisters][2]) {
+  for (size_t i = 0; i < kRegisters; ++i) {
+    halves[i][0] = float_of(T{static_cast<uint16_t>(registers[i])});
+    halves[i][1] = float_of(T{static_cast<uint16_t>(registers[i] >> 16)});
+  }
+}
+
 template <typename T>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                   const Where& where = Where::current()) {
-  const uint32_t b[2] = {b0, b1};
-  emulation::MmaOperand operand{[](uint16_t bits) { return float_of(T{bits}); }, a, b, d};
+  emulation::MmaOperand operand;
+  halves_of<T>(a, operand.a);
+  halves_of<T>({b0, b1}, operand.b);
+  operand.d = d;
   emulation::meet(emulation::WarpOperation::mma, 0xFFFFFFFFU, &operand, where);
 }
 

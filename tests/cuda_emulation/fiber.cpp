@@ -14,10 +14,6 @@
 #if defined(PHASEKV_THREAD_SANITIZER)
 #include <sanitizer/tsan_interface.h>
 #endif
-#if !defined(__x86_64__) || defined(PHASEKV_THREAD_SANITIZER)
-#define PHASEKV_UCONTEXT
-#include <ucontext.h>
-#endif
 
 namespace phasekv::emulation {
 
@@ -25,22 +21,29 @@ namespace {
 
 constexpr size_t kStackBytes = size_t{256} << 10;
 
+// Stacks begin at pages, and what is at one place in a page shares a few places of the caches:
+// those of a block's threads begin at different ones.
+constexpr size_t kCacheLine = 64;
+constexpr size_t kBeginnings = 64;
+
+size_t next_beginning() {
+  static size_t number = 0;
+  // An odd step visits all of them, neighbours far apart.
+  return 21 * number++ % kBeginnings * kCacheLine;
+}
+
 }  // namespace
 
 #if defined(PHASEKV_UCONTEXT)
 
-using Context = ucontext_t;
-
-static void switch_context(Context* from, Context* to) { swapcontext(from, to); }
+void Fiber::switch_context(Context* from, Context* to) { swapcontext(from, to); }
 
 #else
 
 // A suspended stack is its stack pointer; the registers that a callee must keep lie on top. A stack
 // that has not run yet returns into phasekv_enter_fiber, with what to call and its argument in two
 // of those registers.
-using Context = void*;
-
-extern "C" void phasekv_switch_context(Context* from, Context to);
+extern "C" void phasekv_switch_context(void** from, void* to);
 extern "C" void phasekv_enter_fiber();
 asm(R"(
 .text
@@ -72,64 +75,47 @@ phasekv_enter_fiber:
 .size phasekv_enter_fiber, .-phasekv_enter_fiber
 )");
 
-static void switch_context(Context* from, Context* to) { phasekv_switch_context(from, *to); }
+void Fiber::switch_context(Context* from, Context* to) { phasekv_switch_context(from, *to); }
 
 #endif
 
-struct Fiber::State {
-  char* memory = nullptr;  // a page that cannot be touched, then the stack
-  char* stack = nullptr;
-  Context context{};
-  Context scheduler{};
-  void (*body)(void*) = nullptr;
-  void* argument = nullptr;
-#if defined(__SANITIZE_ADDRESS__)
-  void* fake_stack = nullptr;
-  void* scheduler_fake_stack = nullptr;
-  const void* scheduler_bottom = nullptr;
-  size_t scheduler_size = 0;
-#endif
-#if defined(PHASEKV_THREAD_SANITIZER)
-  void* thread = nullptr;
-  void* scheduler_thread = nullptr;
-#endif
-};
+Fiber::Context Fiber::scheduler_;
 
-Fiber::Fiber() : state_(new State) {
+Fiber::Fiber() : stack_bytes_(kStackBytes - next_beginning()) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* memory = mmap(nullptr, kStackBytes + page, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   mprotect(memory, page, PROT_NONE);
-  state_->memory = static_cast<char*>(memory);
-  state_->stack = state_->memory + page;
+  memory_ = static_cast<char*>(memory);
+  stack_ = memory_ + page;
 #if defined(PHASEKV_THREAD_SANITIZER)
-  state_->thread = __tsan_create_fiber(0);
+  thread_ = __tsan_create_fiber(0);
 #endif
 }
 
 Fiber::~Fiber() {
 #if defined(__SANITIZE_ADDRESS__)
-  ASAN_UNPOISON_MEMORY_REGION(state_->stack, kStackBytes);
+  ASAN_UNPOISON_MEMORY_REGION(stack_, kStackBytes);
 #endif
 #if defined(PHASEKV_THREAD_SANITIZER)
-  __tsan_destroy_fiber(state_->thread);
+  __tsan_destroy_fiber(thread_);
 #endif
-  munmap(state_->memory, kStackBytes + static_cast<size_t>(state_->stack - state_->memory));
+  munmap(memory_, kStackBytes + static_cast<size_t>(stack_ - memory_));
 }
 
 void Fiber::begin(void (*body)(void*), void* argument) {
-  state_->body = body;
-  state_->argument = argument;
+  body_ = body;
+  argument_ = argument;
 #if defined(__SANITIZE_ADDRESS__)
-  state_->fake_stack = nullptr;
-  ASAN_UNPOISON_MEMORY_REGION(state_->stack, kStackBytes);
+  fake_stack_ = nullptr;
+  ASAN_UNPOISON_MEMORY_REGION(stack_, stack_bytes_);
 #endif
 #if defined(PHASEKV_UCONTEXT)
-  getcontext(&state_->context);
-  state_->context.uc_stack.ss_sp = state_->stack;
-  state_->context.uc_stack.ss_size = kStackBytes;
-  state_->context.uc_link = nullptr;
+  getcontext(&context_);
+  context_.uc_stack.ss_sp = stack_;
+  context_.uc_stack.ss_size = stack_bytes_;
+  context_.uc_link = nullptr;
   // makecontext hands over ints only.
   const auto address = reinterpret_cast<uintptr_t>(this);
   using Entry = void (*)();
@@ -137,29 +123,29 @@ void Fiber::begin(void (*body)(void*), void* argument) {
     entry(reinterpret_cast<Fiber*>(uintptr_t{low} | (uintptr_t{high} << 32)));
   };
   void (*with_address)(unsigned, unsigned) = start;
-  makecontext(&state_->context, reinterpret_cast<Entry>(with_address), 2,
-              static_cast<unsigned>(address), static_cast<unsigned>(address >> 32));
+  makecontext(&context_, reinterpret_cast<Entry>(with_address), 2, static_cast<unsigned>(address),
+              static_cast<unsigned>(address >> 32));
 #else
-  auto* top = reinterpret_cast<void**>(state_->stack + kStackBytes);
+  auto* top = reinterpret_cast<void**>(stack_ + stack_bytes_);
   *--top = reinterpret_cast<void*>(&phasekv_enter_fiber);
   *--top = reinterpret_cast<void*>(&Fiber::entry);  // rbp
   *--top = this;                                    // rbx
   for (int i = 0; i < 4; ++i) *--top = nullptr;
-  state_->context = top;
+  context_ = top;
 #endif
 }
 
 void Fiber::resume() {
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(&state_->scheduler_fake_stack, state_->stack, kStackBytes);
+  __sanitizer_start_switch_fiber(&scheduler_fake_stack_, stack_, stack_bytes_);
 #endif
 #if defined(PHASEKV_THREAD_SANITIZER)
-  state_->scheduler_thread = __tsan_get_current_fiber();
-  __tsan_switch_to_fiber(state_->thread, __tsan_switch_to_fiber_no_sync);
+  scheduler_thread_ = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(thread_, __tsan_switch_to_fiber_no_sync);
 #endif
-  switch_context(&state_->scheduler, &state_->context);
+  switch_context(&scheduler_, &context_);
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(state_->scheduler_fake_stack, nullptr, nullptr);
+  __sanitizer_finish_switch_fiber(scheduler_fake_stack_, nullptr, nullptr);
 #endif
 }
 
@@ -167,25 +153,23 @@ void Fiber::suspend() { leave(/*for_good=*/false); }
 
 void Fiber::leave([[maybe_unused]] bool for_good) {
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(for_good ? nullptr : &state_->fake_stack, state_->scheduler_bottom,
-                                 state_->scheduler_size);
+  __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_stack_, scheduler_bottom_,
+                                 scheduler_size_);
 #endif
 #if defined(PHASEKV_THREAD_SANITIZER)
-  __tsan_switch_to_fiber(state_->scheduler_thread, __tsan_switch_to_fiber_no_sync);
+  __tsan_switch_to_fiber(scheduler_thread_, __tsan_switch_to_fiber_no_sync);
 #endif
-  switch_context(&state_->context, &state_->scheduler);
+  switch_context(&context_, &scheduler_);
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(state_->fake_stack, &state_->scheduler_bottom,
-                                  &state_->scheduler_size);
+  __sanitizer_finish_switch_fiber(fake_stack_, &scheduler_bottom_, &scheduler_size_);
 #endif
 }
 
 void Fiber::entry(Fiber* fiber) {
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(nullptr, &fiber->state_->scheduler_bottom,
-                                  &fiber->state_->scheduler_size);
+  __sanitizer_finish_switch_fiber(nullptr, &fiber->scheduler_bottom_, &fiber->scheduler_size_);
 #endif
-  fiber->state_->body(fiber->state_->argument);
+  fiber->body_(fiber->argument_);
   fiber->leave(/*for_good=*/true);
   __builtin_unreachable();
 }
@@ -193,7 +177,7 @@ void Fiber::entry(Fiber* fiber) {
 void Fiber::order_after_scheduler() {
 #if defined(PHASEKV_THREAD_SANITIZER)
   void* scheduler = __tsan_get_current_fiber();
-  __tsan_switch_to_fiber(state_->thread, 0);
+  __tsan_switch_to_fiber(thread_, 0);
   __tsan_switch_to_fiber(scheduler, __tsan_switch_to_fiber_no_sync);
 #endif
 }
@@ -201,7 +185,7 @@ void Fiber::order_after_scheduler() {
 void Fiber::order_scheduler_after() {
 #if defined(PHASEKV_THREAD_SANITIZER)
   void* scheduler = __tsan_get_current_fiber();
-  __tsan_switch_to_fiber(state_->thread, __tsan_switch_to_fiber_no_sync);
+  __tsan_switch_to_fiber(thread_, __tsan_switch_to_fiber_no_sync);
   __tsan_switch_to_fiber(scheduler, 0);
 #endif
 }

@@ -3,7 +3,11 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
+
+#if !defined(__x86_64__) || defined(PHASEKV_THREAD_SANITIZER)
+#define PHASEKV_UCONTEXT
+#include <ucontext.h>
+#endif
 
 namespace phasekv::emulation {
 
@@ -28,11 +32,35 @@ class Fiber {
   void order_scheduler_after();
 
  private:
-  struct State;
+#if defined(PHASEKV_UCONTEXT)
+  using Context = ucontext_t;
+#else
+  using Context = void*;  // the stack pointer
+#endif
+
+  static void switch_context(Context* from, Context* to);
   static void entry(Fiber* fiber);
   void leave(bool for_good);
 
-  std::unique_ptr<State> state_;
+  Context context_{};
+  void (*body_)(void*) = nullptr;
+  void* argument_ = nullptr;
+  char* memory_ = nullptr;  // a page that cannot be touched, then the stack
+  char* stack_ = nullptr;
+  size_t stack_bytes_ = 0;
+#if defined(__SANITIZE_ADDRESS__)
+  void* fake_stack_ = nullptr;
+  void* scheduler_fake_stack_ = nullptr;
+  const void* scheduler_bottom_ = nullptr;
+  size_t scheduler_size_ = 0;
+#endif
+#if defined(PHASEKV_THREAD_SANITIZER)
+  void* thread_ = nullptr;
+  void* scheduler_thread_ = nullptr;
+#endif
+
+  // The scheduler's, while a fiber runs.
+  static Context scheduler_;
 };
 
 }  // namespace phasekv::emulation

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -44,18 +45,24 @@ std::string text_of(const Site& site) {
 
 enum class State : uint8_t { fresh, ready, at_barrier, at_warp, finished };
 
-struct Thread {
+// In one line of the cache: at each switch it is another one's turn.
+struct alignas(64) Thread {
   State state = State::fresh;
+  WarpOperation operation = WarpOperation::synchronize;
   unsigned index = 0;
   Extent position;
   Fiber* fiber = nullptr;
   Site site;  // of the call it waits in
-  WarpOperation operation = WarpOperation::synchronize;
   unsigned mask = 0;
   void* operand = nullptr;
-  std::vector<std::pair<Copy, int>> copies;  // with the number of their group
-  size_t copied = 0;                         // how many of them have been made
-  int group = 0;                             // that is being gathered
+};
+static_assert(sizeof(Thread) == 64);
+
+// cp.async of a thread.
+struct Copies {
+  std::vector<std::pair<Copy, int>> all;  // with the number of their group
+  size_t made = 0;
+  int group = 0;  // that is being gathered
 };
 
 // ThreadSanitizer orders threads by the addresses they release and acquire. Two generations of a
@@ -95,7 +102,12 @@ constexpr bool kFibersAreShared = true;
 // memset is seen by the sanitizers as an access of the running thread.
 void fill(unsigned char* memory, size_t bytes, unsigned char value) {
   volatile unsigned char* to = memory;
-  for (size_t i = 0; i < bytes; ++i) to[i] = value;
+  volatile unsigned char* end = memory + bytes;
+  while (to != end && reinterpret_cast<uintptr_t>(to) % sizeof(uint64_t) != 0) *to++ = value;
+  for (; static_cast<size_t>(end - to) >= sizeof(uint64_t); to += sizeof(uint64_t)) {
+    *reinterpret_cast<volatile uint64_t*>(to) = 0x0101010101010101U * value;
+  }
+  while (to != end) *to++ = value;
 }
 
 // The dynamic shared memory of a block, with a margin on both sides in which a write is noticed.
@@ -127,11 +139,11 @@ class SharedMemory {
 
   void check() {
     unpoison();
-    for (size_t i = 0; i < kMargin; ++i) {
-      if (memory_[i] != kMarginByte || begin()[bytes_ + i] != kMarginByte) {
-        throw Error("a thread wrote outside the dynamic shared memory of " +
-                    std::to_string(bytes_) + " bytes");
-      }
+    static const std::vector<unsigned char> margin(kMargin, kMarginByte);
+    if (std::memcmp(memory_, margin.data(), kMargin) != 0 ||
+        std::memcmp(begin() + bytes_, margin.data(), kMargin) != 0) {
+      throw Error("a thread wrote outside the dynamic shared memory of " + std::to_string(bytes_) +
+                  " bytes");
     }
   }
 
@@ -191,6 +203,17 @@ void exchange_values(const std::array<void*, kWarpSize>& operands, unsigned mask
   }
 }
 
+void ballot(const std::array<void*, kWarpSize>& operands, unsigned mask) {
+  unsigned votes = 0;
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+    if ((mask >> lane & 1U) == 0) continue;
+    if (static_cast<BallotOperand*>(operands[lane])->vote) votes |= 1U << lane;
+  }
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+    if ((mask >> lane & 1U) != 0) static_cast<BallotOperand*>(operands[lane])->votes = votes;
+  }
+}
+
 // ldmatrix.x4: four matrices of 8 rows; row r of matrix m comes from lane 8 m + r.
 void load_matrix(const std::array<void*, kWarpSize>& operands, bool transposed) {
   const auto element = [&](unsigned matrix, unsigned row, unsigned column) -> uint32_t {
@@ -221,22 +244,17 @@ void mma(const std::array<void*, kWarpSize>& operands) {
   ++mmas;
   float a[16][16];
   float b[16][8];
-  const auto* first = static_cast<MmaOperand*>(operands[0]);
-  const auto low = [&](uint32_t bits) { return first->to_float(static_cast<uint16_t>(bits)); };
-  const auto high = [&](uint32_t bits) {
-    return first->to_float(static_cast<uint16_t>(bits >> 16));
-  };
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {
     const auto* operand = static_cast<MmaOperand*>(operands[lane]);
     const unsigned g = lane / 4;
     const unsigned t = 2 * (lane % 4);
     for (unsigned i = 0; i < 4; ++i) {
-      a[g + 8 * (i % 2)][t + 8 * (i / 2)] = low(operand->a[i]);
-      a[g + 8 * (i % 2)][t + 8 * (i / 2) + 1] = high(operand->a[i]);
+      a[g + 8 * (i % 2)][t + 8 * (i / 2)] = operand->a[i][0];
+      a[g + 8 * (i % 2)][t + 8 * (i / 2) + 1] = operand->a[i][1];
     }
     for (unsigned i = 0; i < 2; ++i) {
-      b[t + 8 * i][g] = low(operand->b[i]);
-      b[t + 8 * i + 1][g] = high(operand->b[i]);
+      b[t + 8 * i][g] = operand->b[i][0];
+      b[t + 8 * i + 1][g] = operand->b[i][1];
     }
   }
   float d[16][8] = {};
@@ -259,7 +277,7 @@ class Scheduler {
   void launch(Extent grid, Extent block, size_t shared_bytes, void (*body)(void*), void* argument);
 
   unsigned char* shared_memory() { return shared_->begin(); }
-  Thread& thread() { return *current_; }
+  Copies& copies() { return copies_[current_->index]; }
   bool copies_at_once() {
     return order_.order == Order::reverse ||
            (order_.order == Order::random && random_.below(2) == 0);
@@ -272,12 +290,12 @@ class Scheduler {
 
   void run_block();
   void run_ready_threads();
+  Thread* next_ready();
+  void make_ready(Thread* thread);
   void resume(Thread* thread);
   void begin_thread(Thread* thread);
   void finish_meeting_of(const Thread& thread);
   void finish_barrier();
-  bool any_ready() const;
-  size_t count(State state) const;
   Meetings& meetings_of(const Thread& thread, unsigned mask) {
     return warp_meetings_[thread.index / kWarpSize][static_cast<unsigned>(__builtin_ctz(mask))];
   }
@@ -294,7 +312,13 @@ class Scheduler {
   void* argument_ = nullptr;
   std::unique_ptr<SharedMemory> shared_;
   std::vector<Thread> threads_;
-  std::vector<unsigned> schedule_;
+  std::vector<Copies> copies_;      // of each thread
+  std::vector<unsigned> schedule_;  // in which threads begin, and go on after a barrier
+  // Threads that may go on: `ready_count_` from `first_ready_`, after the end again from the begin.
+  std::vector<unsigned> ready_;
+  size_t first_ready_ = 0;
+  size_t ready_count_ = 0;
+  unsigned finished_ = 0;
   Random random_{1};
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_fibers_;
@@ -334,6 +358,11 @@ void Scheduler::launch(Extent grid, Extent block, size_t shared_bytes, void (*bo
   random_ = Random(order_.seed);
   const unsigned count = block.x * block.y * block.z;
   threads_.resize(count);
+  for (unsigned i = 0; i < count; ++i) {
+    threads_[i].index = i;
+    threads_[i].position = {i % block.x, i / block.x % block.y, i / block.x / block.y};
+  }
+  copies_.resize(count);
   warp_meetings_.assign((count + kWarpSize - 1) / kWarpSize, {});
   // Fibers that an earlier kernel left in the middle are not resumed but begun anew.
   idle_fibers_.clear();
@@ -351,25 +380,25 @@ void Scheduler::launch(Extent grid, Extent block, size_t shared_bytes, void (*bo
 }
 
 void Scheduler::run_block() {
-  const Extent block = running.block_extent;
   const auto count = static_cast<unsigned>(threads_.size());
   for (unsigned i = 0; i < count; ++i) {
-    Thread& thread = threads_[i];
-    thread.state = State::fresh;
-    thread.index = i;
-    thread.position = {i % block.x, i / block.x % block.y, i / block.x / block.y};
-    thread.copies.clear();
-    thread.copied = 0;
-    thread.group = 0;
-    if (!kFibersAreShared) begin_thread(&thread);
+    threads_[i].state = State::fresh;
+    if (!kFibersAreShared) begin_thread(&threads_[i]);
+  }
+  for (Copies& copies : copies_) {
+    copies.all.clear();
+    copies.made = 0;
+    copies.group = 0;
   }
   lanes_.assign(warp_meetings_.size(), {});
   schedule_ = in_order(count, order_, &random_);
+  ready_ = schedule_;
+  first_ready_ = 0;
+  ready_count_ = count;
+  finished_ = 0;
   for (;;) {
-    if (order_.order == Order::random) shuffle(&schedule_, &random_);
     run_ready_threads();
-    if (any_ready()) continue;
-    if (this->count(State::finished) == count) break;
+    if (finished_ == count) break;
     finish_barrier();
   }
   if (!kFibersAreShared) {
@@ -381,13 +410,31 @@ void Scheduler::run_block() {
 }
 
 void Scheduler::run_ready_threads() {
-  for (const unsigned i : schedule_) {
-    Thread& thread = threads_[i];
-    if (thread.state != State::ready && thread.state != State::fresh) continue;
-    resume(&thread);
+  while (Thread* thread = next_ready()) {
+    resume(thread);
     throw_failure();
-    if (thread.state == State::at_warp) finish_meeting_of(thread);
+    if (thread->state == State::at_warp) finish_meeting_of(*thread);
   }
+}
+
+// The one that has waited longest; in a random order, any. None: null.
+Thread* Scheduler::next_ready() {
+  if (ready_count_ == 0) return nullptr;
+  unsigned& first = ready_[first_ready_];
+  if (order_.order == Order::random) {
+    const size_t any = first_ready_ + random_.below(static_cast<unsigned>(ready_count_));
+    std::swap(first, ready_[any < ready_.size() ? any : any - ready_.size()]);
+  }
+  if (++first_ready_ == ready_.size()) first_ready_ = 0;
+  --ready_count_;
+  return &threads_[first];
+}
+
+void Scheduler::make_ready(Thread* thread) {
+  thread->state = State::ready;
+  const size_t end = first_ready_ + ready_count_;
+  ready_[end < ready_.size() ? end : end - ready_.size()] = thread->index;
+  ++ready_count_;
 }
 
 void Scheduler::begin_thread(Thread* thread) {
@@ -421,6 +468,7 @@ void Scheduler::run_thread(void* scheduler) {
   }
   Thread& thread = *self->current_;
   thread.state = State::finished;
+  ++self->finished_;
   self->lanes_[thread.index / kWarpSize].finished |= 1U << thread.index % kWarpSize;
 }
 
@@ -480,6 +528,9 @@ void Scheduler::finish_meeting_of(const Thread& thread) {
     case WarpOperation::exchange:
       exchange_values(operands, mask);
       break;
+    case WarpOperation::ballot:
+      ballot(operands, mask);
+      break;
     case WarpOperation::load_matrix:
       load_matrix(operands, /*transposed=*/false);
       break;
@@ -492,8 +543,9 @@ void Scheduler::finish_meeting_of(const Thread& thread) {
   }
   ++meetings_of(thread, mask).generation;
   lanes.waiting &= ~mask;
-  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
-    if ((mask >> lane & 1U) != 0) threads_[first + lane].state = State::ready;
+  for (unsigned i = 0; i < kWarpSize; ++i) {
+    const unsigned lane = order_.order == Order::reverse ? kWarpSize - 1 - i : i;
+    if ((mask >> lane & 1U) != 0) make_ready(&threads_[first + lane]);
   }
 }
 
@@ -512,46 +564,31 @@ void Scheduler::finish_barrier() {
                   text_of(first->site));
     }
   }
-  if (const size_t finished = count(State::finished); finished > 0) {
-    throw Error(text_of(first->site) + ": divergent barrier, " + std::to_string(finished) +
+  if (finished_ > 0) {
+    throw Error(text_of(first->site) + ": divergent barrier, " + std::to_string(finished_) +
                 " threads of the block have exited");
   }
   ++barriers_.generation;
-  for (Thread& thread : threads_) thread.state = State::ready;
+  for (const unsigned i : schedule_) make_ready(&threads_[i]);
 }
 
-bool Scheduler::any_ready() const {
-  return std::any_of(threads_.begin(), threads_.end(), [](const Thread& thread) {
-    return thread.state == State::ready || thread.state == State::fresh;
-  });
-}
-
-size_t Scheduler::count(State state) const {
-  return static_cast<size_t>(
-      std::count_if(threads_.begin(), threads_.end(),
-                    [state](const Thread& thread) { return thread.state == state; }));
-}
-
-Scheduler& scheduler() {
-  static Scheduler the_scheduler;
-  return the_scheduler;
-}
+Scheduler scheduler;
 
 }  // namespace
 
-void set_thread_order(ThreadOrder order) { scheduler().set_order(order); }
+void set_thread_order(ThreadOrder order) { scheduler.set_order(order); }
 
 void launch_grid(Extent grid, Extent block, size_t shared_bytes, void (*body)(void*),
                  void* argument) {
-  scheduler().launch(grid, block, shared_bytes, body, argument);
+  scheduler.launch(grid, block, shared_bytes, body, argument);
 }
 
-unsigned char* dynamic_shared_memory() { return scheduler().shared_memory(); }
+unsigned char* dynamic_shared_memory() { return scheduler.shared_memory(); }
 
-void synchronize_block(const Where& where) { scheduler().wait_for_block(site_of(where)); }
+void synchronize_block(const Where& where) { scheduler.wait_for_block(site_of(where)); }
 
 void meet(WarpOperation operation, unsigned mask, void* operand, const Where& where) {
-  scheduler().wait_for_lanes(operation, mask, operand, site_of(where));
+  scheduler.wait_for_lanes(operation, mask, operand, site_of(where));
 }
 
 void check_alignment(const void* address, size_t bytes, const char* what) {
@@ -561,23 +598,23 @@ void check_alignment(const void* address, size_t bytes, const char* what) {
               ": " + std::to_string(number));
 }
 
-bool copies_at_once() { return scheduler().copies_at_once(); }
+bool copies_at_once() { return scheduler.copies_at_once(); }
 
 void copy_later(const Copy& copy) {
-  Thread& thread = scheduler().thread();
-  thread.copies.emplace_back(copy, thread.group);
+  Copies& copies = scheduler.copies();
+  copies.all.emplace_back(copy, copies.group);
 }
 
-void commit_copies() { ++scheduler().thread().group; }
+void commit_copies() { ++scheduler.copies().group; }
 
 bool next_due_copy(int pending, Copy* copy) {
-  Thread& thread = scheduler().thread();
-  if (thread.copied == thread.copies.size()) return false;
-  const auto& [next, group] = thread.copies[thread.copied];
+  Copies& copies = scheduler.copies();
+  if (copies.made == copies.all.size()) return false;
+  const auto& [next, group] = copies.all[copies.made];
   // Of the groups that were committed, the last `pending` may still be under way.
-  if (group >= thread.group - pending) return false;
+  if (group >= copies.group - pending) return false;
   *copy = next;
-  ++thread.copied;
+  ++copies.made;
   return true;
 }
 

@@ -66,7 +66,14 @@ using Where = std::source_location;
 
 void synchronize_block(const Where& where);
 
-enum class WarpOperation { synchronize, exchange, load_matrix, load_matrix_transposed, mma };
+enum class WarpOperation : uint8_t {
+  synchronize,
+  exchange,
+  ballot,
+  load_matrix,
+  load_matrix_transposed,
+  mma
+};
 
 // All lanes of `mask` meet in the same call. When the last has come, the operation is done on what
 // the lanes brought, and all go on.
@@ -75,15 +82,18 @@ struct ExchangeOperand {
   uint64_t result;
   int source;  // a lane of the mask
 };
+struct BallotOperand {
+  bool vote;
+  unsigned votes;
+};
 struct MatrixRowOperand {
   uint16_t row[8];
   uint32_t result[4];
 };
 struct MmaOperand {
-  float (*to_float)(uint16_t bits);
-  const uint32_t* a;  // 4 registers
-  const uint32_t* b;  // 2 registers
-  float* d;           // 4 registers, added to
+  float a[4][2];  // the two halves of 4 registers
+  float b[2][2];  // of 2 registers
+  float* d;       // 4 registers, added to
 };
 void meet(WarpOperation operation, unsigned mask, void* operand, const Where& where);
 
