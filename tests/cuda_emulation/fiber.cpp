@@ -151,6 +151,8 @@ void Fiber::resume() {
 
 void Fiber::suspend() { leave(/*for_good=*/false); }
 
+void Fiber::suspend_for(Fiber* other) { switch_context(&context_, &other->context_); }
+
 void Fiber::leave([[maybe_unused]] bool for_good) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_stack_, scheduler_bottom_,

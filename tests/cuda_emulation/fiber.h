@@ -23,8 +23,10 @@ class Fiber {
   void begin(void (*body)(void*), void* argument);
   // From the scheduler's stack: runs the fiber until it suspends itself or its body returns.
   void resume();
-  // From the fiber: back to the scheduler.
+  // From the fiber: back to the scheduler, or on with another fiber, which has begun. The
+  // sanitizers are not told of the latter.
   void suspend();
+  void suspend_for(Fiber* other);
 
   // ThreadSanitizer: everything before on the scheduler's stack happens before what the fiber does
   // next, and the other way round. Changing stacks alone orders nothing, or no race would be found.

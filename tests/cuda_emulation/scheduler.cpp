@@ -99,6 +99,13 @@ constexpr bool kFibersAreShared = false;
 constexpr bool kFibersAreShared = true;
 #endif
 
+#if defined(__SANITIZE_ADDRESS__) || defined(PHASEKV_THREAD_SANITIZER)
+// The sanitizers are told of changes between a fiber and the scheduler only.
+constexpr bool kThreadsRunEachOther = false;
+#else
+constexpr bool kThreadsRunEachOther = true;
+#endif
+
 // memset is seen by the sanitizers as an access of the running thread.
 void fill(unsigned char* memory, size_t bytes, unsigned char value) {
   volatile unsigned char* to = memory;
@@ -292,7 +299,8 @@ class Scheduler {
   void run_ready_threads();
   Thread* next_ready();
   void make_ready(Thread* thread);
-  void resume(Thread* thread);
+  void enter(Thread* thread);
+  void let_others_run();
   void begin_thread(Thread* thread);
   void finish_meeting_of(const Thread& thread);
   void finish_barrier();
@@ -410,10 +418,12 @@ void Scheduler::run_block() {
 }
 
 void Scheduler::run_ready_threads() {
-  while (Thread* thread = next_ready()) {
-    resume(thread);
+  while (Thread* next = next_ready()) {
+    enter(next);
+    next->fiber->resume();
+    Thread* last = std::exchange(current_, nullptr);
+    if (last->state == State::finished && kFibersAreShared) idle_fibers_.push_back(last->fiber);
     throw_failure();
-    if (thread->state == State::at_warp) finish_meeting_of(*thread);
   }
 }
 
@@ -448,15 +458,22 @@ void Scheduler::begin_thread(Thread* thread) {
   thread->fiber->order_after_scheduler();
 }
 
-void Scheduler::resume(Thread* thread) {
+// The thread that runs from now on.
+void Scheduler::enter(Thread* thread) {
   if (thread->state == State::fresh && kFibersAreShared) begin_thread(thread);
   thread->state = State::ready;
   current_ = thread;
   running.thread = thread->position;
   running.lane = thread->index % kWarpSize;
-  thread->fiber->resume();
-  current_ = nullptr;
-  if (thread->state == State::finished && kFibersAreShared) idle_fibers_.push_back(thread->fiber);
+}
+
+// Lets others run until it is this thread's turn again.
+void Scheduler::let_others_run() {
+  Fiber* own = current_->fiber;
+  Thread* next = kThreadsRunEachOther ? next_ready() : nullptr;
+  if (next == nullptr) return own->suspend();
+  enter(next);
+  if (next->fiber != own) own->suspend_for(next->fiber);
 }
 
 void Scheduler::run_thread(void* scheduler) {
@@ -477,7 +494,7 @@ void Scheduler::wait_for_block(const Site& site) {
   release(address);
   current_->state = State::at_barrier;
   current_->site = site;
-  current_->fiber->suspend();
+  let_others_run();
   acquire(address);
 }
 
@@ -495,7 +512,8 @@ void Scheduler::wait_for_lanes(WarpOperation operation, unsigned mask, void* ope
   current_->mask = mask;
   current_->operand = operand;
   current_->site = site;
-  current_->fiber->suspend();
+  finish_meeting_of(*current_);
+  let_others_run();
   acquire(address);
 }
 
