@@ -80,6 +80,14 @@ void Fiber::switch_context(Context* from, Context* to) { phasekv_switch_context(
 #endif
 
 Fiber::Context Fiber::scheduler_;
+#if defined(__SANITIZE_ADDRESS__)
+void* Fiber::scheduler_fake_stack_ = nullptr;
+const void* Fiber::scheduler_bottom_ = nullptr;
+size_t Fiber::scheduler_size_ = 0;
+#endif
+#if defined(PHASEKV_THREAD_SANITIZER)
+void* Fiber::scheduler_thread_ = nullptr;
+#endif
 
 Fiber::Fiber() : stack_bytes_(kStackBytes - next_beginning()) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -149,30 +157,51 @@ void Fiber::resume() {
 #endif
 }
 
-void Fiber::suspend() { leave(/*for_good=*/false); }
-
-void Fiber::suspend_for(Fiber* other) { switch_context(&context_, &other->context_); }
-
-void Fiber::leave([[maybe_unused]] bool for_good) {
+void Fiber::suspend() {
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_stack_, scheduler_bottom_,
-                                 scheduler_size_);
+  __sanitizer_start_switch_fiber(&fake_stack_, scheduler_bottom_, scheduler_size_);
 #endif
 #if defined(PHASEKV_THREAD_SANITIZER)
   __tsan_switch_to_fiber(scheduler_thread_, __tsan_switch_to_fiber_no_sync);
 #endif
   switch_context(&context_, &scheduler_);
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake_stack_, &scheduler_bottom_, &scheduler_size_);
+  __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
 #endif
+}
+
+void Fiber::suspend_for(Fiber* other) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(&fake_stack_, other->stack_, other->stack_bytes_);
+#endif
+#if defined(PHASEKV_THREAD_SANITIZER)
+  __tsan_switch_to_fiber(other->thread_, __tsan_switch_to_fiber_no_sync);
+#endif
+  switch_context(&context_, &other->context_);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
+#endif
+}
+
+void Fiber::leave_for_good() {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(nullptr, scheduler_bottom_, scheduler_size_);
+#endif
+#if defined(PHASEKV_THREAD_SANITIZER)
+  __tsan_switch_to_fiber(scheduler_thread_, __tsan_switch_to_fiber_no_sync);
+#endif
+  switch_context(&context_, &scheduler_);
 }
 
 void Fiber::entry(Fiber* fiber) {
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(nullptr, &fiber->scheduler_bottom_, &fiber->scheduler_size_);
+  // The first fiber is entered by the scheduler.
+  const bool is_first = scheduler_bottom_ == nullptr;
+  __sanitizer_finish_switch_fiber(nullptr, is_first ? &scheduler_bottom_ : nullptr,
+                                  is_first ? &scheduler_size_ : nullptr);
 #endif
   fiber->body_(fiber->argument_);
-  fiber->leave(/*for_good=*/true);
+  fiber->leave_for_good();
   __builtin_unreachable();
 }
 

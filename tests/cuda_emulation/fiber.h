@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#if !defined(__x86_64__) || defined(PHASEKV_THREAD_SANITIZER)
+#if !defined(__x86_64__)
 #define PHASEKV_UCONTEXT
 #include <ucontext.h>
 #endif
@@ -42,7 +42,7 @@ class Fiber {
 
   static void switch_context(Context* from, Context* to);
   static void entry(Fiber* fiber);
-  void leave(bool for_good);
+  void leave_for_good();
 
   Context context_{};
   void (*body_)(void*) = nullptr;
@@ -52,17 +52,21 @@ class Fiber {
   size_t stack_bytes_ = 0;
 #if defined(__SANITIZE_ADDRESS__)
   void* fake_stack_ = nullptr;
-  void* scheduler_fake_stack_ = nullptr;
-  const void* scheduler_bottom_ = nullptr;
-  size_t scheduler_size_ = 0;
 #endif
 #if defined(PHASEKV_THREAD_SANITIZER)
   void* thread_ = nullptr;
-  void* scheduler_thread_ = nullptr;
 #endif
 
-  // The scheduler's, while a fiber runs.
+  // The scheduler's, while fibers run.
   static Context scheduler_;
+#if defined(__SANITIZE_ADDRESS__)
+  static void* scheduler_fake_stack_;
+  static const void* scheduler_bottom_;
+  static size_t scheduler_size_;
+#endif
+#if defined(PHASEKV_THREAD_SANITIZER)
+  static void* scheduler_thread_;
+#endif
 };
 
 }  // namespace phasekv::emulation

@@ -99,13 +99,6 @@ constexpr bool kFibersAreShared = false;
 constexpr bool kFibersAreShared = true;
 #endif
 
-#if defined(__SANITIZE_ADDRESS__) || defined(PHASEKV_THREAD_SANITIZER)
-// The sanitizers are told of changes between a fiber and the scheduler only.
-constexpr bool kThreadsRunEachOther = false;
-#else
-constexpr bool kThreadsRunEachOther = true;
-#endif
-
 // memset is seen by the sanitizers as an access of the running thread.
 void fill(unsigned char* memory, size_t bytes, unsigned char value) {
   volatile unsigned char* to = memory;
@@ -470,7 +463,7 @@ void Scheduler::enter(Thread* thread) {
 // Lets others run until it is this thread's turn again.
 void Scheduler::let_others_run() {
   Fiber* own = current_->fiber;
-  Thread* next = kThreadsRunEachOther ? next_ready() : nullptr;
+  Thread* next = next_ready();
   if (next == nullptr) return own->suspend();
   enter(next);
   if (next->fiber != own) own->suspend_for(next->fiber);
