@@ -48,6 +48,17 @@ class CachedSegment:
         return self.begin - (self.chunk.position + self.chunk_offset)
 
 
+@dataclass(frozen=True)
+class _Residuals:
+    """What a mean residual is taken of; see the op."""
+
+    fresh_rows: torch.Tensor
+    cached_rows: torch.Tensor
+    segment_starts: torch.Tensor
+    fresh_deltas: torch.Tensor | None
+    cached_deltas: torch.Tensor | None
+
+
 class CachedRows:
     """The cached tokens of one request in one step, in prompt order.
 
@@ -109,6 +120,7 @@ class CachedRows:
         self._joined: torch.Tensor | None = None
         self._key_weight: torch.Tensor | None = None
         self._value_weight: torch.Tensor | None = None
+        self._residuals: dict[str, _Residuals] = {}
         self.key_probe = torch.zeros(len(rows), dtype=torch.bool, device=device)
         self.value_probe = torch.zeros(len(rows), dtype=torch.bool, device=device)
 
@@ -145,8 +157,13 @@ class CachedRows:
         return keys, values
 
     def _here(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Chunks are kept on the CPU; on a device they are copied there, layer by layer."""
-        return keys.to(self._device), values.to(self._device)
+        """Chunks are kept on the CPU; on a device they are copied there, layer by layer.
+
+        The device is not waited for: from memory that is not pinned, all has left it by the time a
+        copy returns.
+        """
+        device = self._device
+        return keys.to(device, non_blocking=True), values.to(device, non_blocking=True)
 
     def select(
         self,
@@ -274,29 +291,43 @@ class CachedRows:
         kind: str,
     ) -> torch.Tensor:
         """Mean residual of the probes per segment, float32 [segments, kv heads, head size]."""
-        probes = probe.nonzero()[:, 0]
-        counts = torch.bincount(self._segment_of[probes], minlength=len(self.segments))
+        residuals = self._residuals.get(kind)
+        if residuals is None:
+            residuals = self._residuals[kind] = self._residuals_of(fresh_row_of, probe, kind)
         shape = (len(self.segments), *cached.shape[1:])
         out = torch.empty(shape, dtype=torch.float32, device=self._device)
+        _core.mean_residual(
+            fresh=fresh,
+            cached=cached,
+            fresh_rows=residuals.fresh_rows,
+            cached_rows=residuals.cached_rows,
+            segment_starts=residuals.segment_starts,
+            fresh_deltas=residuals.fresh_deltas,
+            cached_deltas=residuals.cached_deltas,
+            rope=None if kind == "value" else self._rope,
+            out=out,
+            stream=current_stream(self._device),
+        )
+        return out
+
+    def _residuals_of(
+        self, fresh_row_of: torch.Tensor, probe: torch.Tensor, kind: str
+    ) -> _Residuals:
+        """Which rows a mean is taken of: the same in all layers above the check layer.
+
+        How many they are is asked of the device, once.
+        """
+        probes = probe.nonzero()[:, 0]
+        counts = torch.bincount(self._segment_of[probes], minlength=len(self.segments))
         fresh_deltas = cached_deltas = None
         if kind == "key":
             cached_deltas = self._token_deltas[probes]
         elif kind == "unrotated":
             fresh_deltas = -self._positions[probes]
             cached_deltas = self._token_deltas[probes] - self._positions[probes]
-        _core.mean_residual(
-            fresh=fresh,
-            cached=cached,
-            fresh_rows=fresh_row_of[self.rows[probes]],
-            cached_rows=probes,
-            segment_starts=_starts(counts),
-            fresh_deltas=fresh_deltas,
-            cached_deltas=cached_deltas,
-            rope=None if kind == "value" else self._rope,
-            out=out,
-            stream=current_stream(self._device),
+        return _Residuals(
+            fresh_row_of[self.rows[probes]], probes, _starts(counts), fresh_deltas, cached_deltas
         )
-        return out
 
 
 def _starts(lengths: torch.Tensor) -> torch.Tensor:

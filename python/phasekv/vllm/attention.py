@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from phasekv.vllm import active, setup
-from phasekv.vllm.eviction.window_cache import window_spec
+from phasekv.vllm import active
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionImpl, AttentionMetadataBuilder
@@ -86,10 +85,3 @@ class ReuseAttention(AttentionImpl):
         if evictions is not None:
             evictions.layer(layer.layer_name, query, query_rows)
         return output
-
-
-def window_or_own(spec: Any) -> Any:
-    """A window for each layer of full attention, where the engine evicts; else vLLM's own spec."""
-    vllm_config = setup.loaded_config()
-    eviction = setup.config_of(vllm_config).eviction if vllm_config is not None else None
-    return spec if eviction is None else window_spec(spec, eviction, vllm_config)

@@ -14,7 +14,8 @@ from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionMetadataBuilder,
 )
 
-from phasekv.vllm.attention import ReuseAttention, WindowMetadata, window_or_own
+from phasekv.vllm.attention import ReuseAttention, WindowMetadata
+from phasekv.vllm.eviction.window_cache import window_or_own
 
 
 class PhaseKVMetadataBuilder(WindowMetadata, FlashAttentionMetadataBuilder):

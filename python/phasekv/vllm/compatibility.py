@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasekv.errors import UnsupportedError
+from phasekv import _core
+from phasekv.errors import MissingCapabilityError, UnsupportedError
 from phasekv.eviction.settings import EvictionChoice
 
 SUPPORTED_ARCHITECTURES = (
@@ -37,6 +38,30 @@ def check_engine_config(vllm_config: Any) -> None:
     """Raise ``UnsupportedError`` for the first feature that cannot be combined with PhaseKV."""
     for feature, value, remedy in _conflicts(vllm_config):
         raise UnsupportedError(feature, str(value), remedy)
+
+
+def check_cuda_build() -> None:
+    """Raise ``MissingCapabilityError`` where PhaseKV was built without its kernels.
+
+    The device is looked at by the workers. An engine may be forked from this process, and where the
+    driver was asked for anything before, it cannot be in the child.
+    """
+    if not _core.cuda_is_built():
+        raise MissingCapabilityError(
+            "kernels", "cuda", "PhaseKV was built without CUDA; build it where there is an nvcc"
+        )
+
+
+def check_cuda_graphs(vllm_config: Any) -> None:
+    """Raise ``UnsupportedError`` for graphs that replay decoder layers past their hooks."""
+    from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
+
+    if is_breakable_cudagraph_enabled() and not vllm_config.model_config.enforce_eager:
+        raise UnsupportedError(
+            "VLLM_USE_BREAKABLE_CUDAGRAPH",
+            "1",
+            "a step of reuse cannot leave these graphs; set VLLM_USE_BREAKABLE_CUDAGRAPH=0",
+        )
 
 
 def check_cuda_eviction(vllm_config: Any) -> None:
@@ -86,11 +111,11 @@ def _conflicts(config: Any) -> Iterator[tuple[str, object, str]]:
             config.speculative_config.method,
             "drafted tokens can be taken back; leave --speculative-config away",
         )
-    if cache.cache_dtype.startswith("fp8") or cache.cache_dtype == "nvfp4":
+    if cache.cache_dtype not in ("auto", str(model.dtype).removeprefix("torch.")):
         yield (
             "kv_cache_dtype",
             cache.cache_dtype,
-            "keys cannot be moved in quantised form; use --kv-cache-dtype auto",
+            "keys are moved and corrected in the model's own type; use --kv-cache-dtype auto",
         )
     sizes: list[tuple[str, int, str]] = [
         ("data_parallel_size", parallel.data_parallel_size, "token counts of ranks would disagree"),

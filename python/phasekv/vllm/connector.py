@@ -91,7 +91,11 @@ class PhaseKVConnector(KVConnectorBase_V1, SupportsHMA):
                 self._session_changes.gone.extend(changes.gone)
                 self._session_changes.on_disk.extend(changes.on_disk)
                 self._saved.add(job.request_id)
-        if self._worker is None or not is_forward_context_available():
+        if self._worker is None:
+            return
+        self._worker.release(connector_metadata.reuse.released)
+        # A step in which no token runs may have none: vLLM's second runner makes none for it.
+        if not is_forward_context_available():
             return
         context = get_forward_context()
         rows = self._evictions.rows if self._evictions is not None else []

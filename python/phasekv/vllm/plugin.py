@@ -63,11 +63,10 @@ def _wrap_configuration() -> None:
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    from phasekv import _core
     from phasekv.vllm.compatibility import (
         check_cuda_eviction,
+        check_cuda_graphs,
         check_engine_config,
         check_eviction,
     )
@@ -85,13 +84,11 @@ def _wrap_configuration() -> None:
         if self.kv_transfer_config is None:
             self.kv_transfer_config = KVTransferConfig(kv_connector=CONNECTOR, kv_role="kv_both")
         if current_platform.is_cuda():
-            _core.check_cuda_device(0)
-            if phasekv.eviction is not None and self.async_scheduling is None:
-                self.async_scheduling = False
-            if self.attention_backend is None and self.attention_config.backend is None:
-                self.attention_backend = AttentionBackendEnum.CUSTOM
+            choose_for_cuda(self, phasekv.eviction is not None)
         config = original(self, *args, **kwargs)
         check_engine_config(config)
+        if current_platform.is_cuda():
+            check_cuda_graphs(config)
         if phasekv.eviction is not None:
             phasekv.eviction.check(
                 config.cache_config.block_size, config.model_config.max_model_len
@@ -103,6 +100,32 @@ def _wrap_configuration() -> None:
         return config
 
     EngineArgs.create_engine_config = create_engine_config
+
+
+def choose_for_cuda(arguments: Any, evicts: bool) -> None:
+    """Choose what PhaseKV needs on a GPU, where the engine's arguments say nothing.
+
+    Parameters
+    ----------
+    arguments : vllm EngineArgs
+        Is changed.
+    evicts : bool
+        Whether the engine evicts.
+
+    Raises
+    ------
+    MissingCapabilityError
+        In a build without kernels.
+    """
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    from phasekv.vllm.compatibility import check_cuda_build
+
+    check_cuda_build()
+    if evicts and arguments.async_scheduling is None:
+        arguments.async_scheduling = False
+    if arguments.attention_backend is None and arguments.attention_config.backend is None:
+        arguments.attention_backend = AttentionBackendEnum.CUSTOM
 
 
 def _wrap_requests() -> None:

@@ -39,6 +39,7 @@ class Ranks:
         """For each item, whether every rank has it."""
         if self._group is None or not present:
             return present
-        counts = self._group.all_reduce(torch.tensor(present, dtype=torch.float32))
+        flags = torch.tensor(present, dtype=torch.float32, device=self._group.device)
+        counts = self._group.all_reduce(flags)
         everywhere: list[bool] = (counts > self._group.world_size - 0.5).tolist()
         return everywhere

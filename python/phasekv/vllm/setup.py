@@ -20,6 +20,7 @@ from phasekv.memory.store import ChunkStore
 from phasekv.memory.weights import identity_of_weights, weights_fingerprint
 from phasekv.reuse.rotation import rope_of
 from phasekv.vllm import active
+from phasekv.vllm.attention import ReuseAttention
 from phasekv.vllm.blocks import flash_attention_blocks
 from phasekv.vllm.config import PhaseKVConfig
 from phasekv.vllm.decoder_hooks import DecoderHooks
@@ -120,7 +121,10 @@ def build_worker(vllm_config: Any, kv_caches: dict[str, torch.Tensor]) -> ReuseW
     store = ChunkStore(
         config.chunk_store_bytes,
         _disk_tier(config, identity, rank=group.rank_in_group),
-        quantizer=None if quantization is None else ChunkQuantizer(quantization, rope),
+        # Chunks are kept on the CPU.
+        quantizer=None
+        if quantization is None
+        else ChunkQuantizer(quantization, _rope(vllm_config, hooks)),
     )
     return ReuseWorker(hooks, rope, store, layers, block_size, dtype, Ranks(group, copies))
 
@@ -214,6 +218,7 @@ def _layers(
     block_size = 0
     for name, cache in sorted(kv_caches.items(), key=lambda item: extract_layer_index(item[0])):
         block_size, head_size = cache.shape[2], cache.shape[3] // 2
+        _check_layer(attention[name], block_size, vllm_config.cache_config.block_size)
         if cache.device.type != "cpu":
             layers[name] = (extract_layer_index(name), flash_attention_blocks(cache))
             continue
@@ -224,6 +229,22 @@ def _layers(
             checked.add(form)
         layers[name] = (extract_layer_index(name), _core.cpu_paged_kv(layout, cache))
     return layers, block_size
+
+
+def _check_layer(layer: Any, kernel_block_size: int, block_size: int) -> None:
+    """Refuse a layer whose attention would not ask which rows run, or that splits blocks."""
+    if not isinstance(layer.impl, ReuseAttention):
+        raise UnsupportedError(
+            "attention backend",
+            type(layer.impl).__name__,
+            "rows and windows are PhaseKV's own; leave --attention-backend away",
+        )
+    if kernel_block_size != block_size:
+        raise UnsupportedError(
+            "block_size",
+            str(block_size),
+            f"attention has blocks of {kernel_block_size}; pass --block-size {kernel_block_size}",
+        )
 
 
 def _disk_tier(config: PhaseKVConfig, identity: ModelIdentity, rank: int) -> DiskTier | None:

@@ -118,6 +118,14 @@ class ReuseWorker:
             return None
         return torch.cat([cached.rows for cached in self._step.cached])
 
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Let go of what is held for requests that are over, or begin anew."""
+        for request_id in request_ids:
+            held = self._held.pop(request_id, None)
+            if held is not None:
+                for key in held.pinned:
+                    self.store.unpin(key)
+
     def begin_step(
         self, plan: StepReuse, forward_context: Any, first_held: Sequence[int] = ()
     ) -> None:
@@ -133,8 +141,6 @@ class ReuseWorker:
             For each request of the batch, the token at which its line of the block table begins,
             where eviction holds a window; empty: 0 for all.
         """
-        for request_id in plan.released:
-            self._release(request_id)
         if not plan.requests or forward_context.attn_metadata is None:
             return
         self._batch, starts = self._view(forward_context, first_held)
@@ -189,7 +195,8 @@ class ReuseWorker:
         rows = int(metadata.num_actual_tokens)
         device = starts.device
         lengths = starts[1:] - starts[:-1]
-        requests = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
+        requests = torch.arange(len(lengths), device=device)
+        requests = requests.repeat_interleave(lengths, output_size=rows)
         computed = metadata.seq_lens.to(torch.int64)[: len(lengths)] - lengths
         positions = torch.arange(rows, device=device) - (starts[:-1] - computed)[requests]
         batch = Batch(
@@ -244,12 +251,6 @@ class ReuseWorker:
                 held.found[planned] = chunk
         held.to_store = [planned for planned in held.missed if planned.tokens]
         return held
-
-    def _release(self, request_id: str) -> None:
-        held = self._held.pop(request_id, None)
-        if held is not None:
-            for key in held.pinned:
-                self.store.unpin(key)
 
     def _cached_rows(self, scheduled: _Scheduled, held: _Held) -> CachedRows | None:
         assert self._batch is not None

@@ -14,13 +14,18 @@ import pytest
 import torch
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from phasekv import MissingCapabilityError, UnsupportedError, _core
 from phasekv.reuse.step import Batch, ReuseStep
-from phasekv.vllm import active
+from phasekv.vllm import active, setup
 from phasekv.vllm.attention_cuda import PhaseKVAttentionBackend, PhaseKVAttentionImpl
 from phasekv.vllm.blocks import flash_attention_blocks
-from phasekv.vllm.compatibility import check_cuda_eviction
+from phasekv.vllm.compatibility import check_cuda_eviction, check_cuda_graphs
+from phasekv.vllm.connector import PhaseKVConnector, StepMetadata
+from phasekv.vllm.plan import StepReuse
+from phasekv.vllm.plugin import choose_for_cuda
+from phasekv.vllm.ranks import Ranks
 
 BLOCKS, HEADS, GROUP, BLOCK, SIZE = 5, 2, 3, 16, 32
 ROWS = 21
@@ -119,8 +124,6 @@ def test_attention_is_in_no_cuda_graph() -> None:
 
 
 def test_vllm_finds_the_backend_by_its_name() -> None:
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
     from phasekv.vllm.plugin import register
 
     register()
@@ -136,6 +139,90 @@ def test_a_cache_of_another_shape_is_refused() -> None:
 def test_an_engine_without_device_or_kernels_is_refused() -> None:
     with pytest.raises(MissingCapabilityError, match=r"cuda:0"):
         _core.check_cuda_device(0)
+
+
+def test_what_a_gpu_needs_is_chosen_without_asking_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM forks its engine from this process, where a driver that was asked is of no use."""
+
+    def ask(index: int) -> None:
+        raise AssertionError("the driver was asked")
+
+    def chosen(evicts: bool, **given: Any) -> tuple[Any, Any]:
+        arguments = SimpleNamespace(
+            **{
+                "async_scheduling": None,
+                "attention_backend": None,
+                "attention_config": SimpleNamespace(backend=None),
+                **given,
+            }
+        )
+        choose_for_cuda(arguments, evicts)
+        return arguments.attention_backend, arguments.async_scheduling
+
+    monkeypatch.setattr(_core, "check_cuda_device", ask)
+    monkeypatch.setattr(_core, "cuda_is_built", lambda: True)
+    assert chosen(False) == (AttentionBackendEnum.CUSTOM, None)
+    assert chosen(True) == (AttentionBackendEnum.CUSTOM, False)
+    assert chosen(True, attention_backend="OTHER", async_scheduling=True) == ("OTHER", True)
+    assert chosen(False, attention_config=SimpleNamespace(backend="OTHER")) == (None, None)
+    monkeypatch.setattr(_core, "cuda_is_built", lambda: False)
+    with pytest.raises(MissingCapabilityError, match=r"kernels = cuda.*without CUDA"):
+        chosen(False)
+
+
+@pytest.mark.parametrize(("enabled", "eager"), [("1", False), ("1", True), ("0", False)])
+def test_graphs_of_whole_layers_are_refused(
+    monkeypatch: pytest.MonkeyPatch, enabled: str, eager: bool
+) -> None:
+    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", enabled)
+    config = SimpleNamespace(model_config=SimpleNamespace(enforce_eager=eager))
+    if enabled == "0" or eager:
+        check_cuda_graphs(config)
+        return
+    with pytest.raises(UnsupportedError, match=r"VLLM_USE_BREAKABLE_CUDAGRAPH = 1"):
+        check_cuda_graphs(config)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "block_size", "refused"),
+    [
+        (FlashAttentionImpl, BLOCK, r"attention backend = FlashAttentionImpl.*--attention-backend"),
+        (PhaseKVAttentionImpl, 2 * BLOCK, r"block_size = 32.*--block-size 16"),
+    ],
+)
+def test_layers_that_others_attend_are_refused(
+    implementation: Any, block_size: int, refused: str
+) -> None:
+    layer = SimpleNamespace(impl=object.__new__(implementation))
+    config: Any = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context={_Layer.layer_name: layer}),
+        cache_config=SimpleNamespace(block_size=block_size),
+    )
+    with pytest.raises(UnsupportedError, match=refused):
+        setup._layers(config, {_Layer.layer_name: cache_of("NHD")})
+
+
+def test_ranks_agree_on_hits_where_their_group_communicates() -> None:
+    class Group:
+        world_size, rank_in_group, device = 2, 0, torch.device("meta")
+
+        def all_reduce(self, flags: torch.Tensor) -> torch.Tensor:
+            assert flags.device == self.device
+            return torch.tensor([2.0, 1.0])
+
+    assert Ranks(Group()).all_have([True, True]) == [True, False]
+
+
+def test_what_a_request_holds_is_let_go_in_a_step_without_tokens() -> None:
+    """vLLM's second runner makes no forward context for the step after the last request's end."""
+    released: list[str] = []
+    connector: Any = object.__new__(PhaseKVConnector)
+    connector._evictions = None
+    connector._worker = SimpleNamespace(release=released.extend)
+    connector.bind_connector_metadata(StepMetadata(StepReuse(released=("over",))))
+    assert released == ["over"]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def test_bad_settings_stop_the_start(model_folder, settings, field):
             "speculative_config",
         ),
         ({"kv_cache_dtype": "fp8"}, {}, "kv_cache_dtype"),
+        ({"kv_cache_dtype": "bfloat16", "dtype": "float32"}, {}, "kv_cache_dtype"),
         ({"data_parallel_size": 2}, {}, "data_parallel_size"),
         ({"pipeline_parallel_size": 2}, {}, "pipeline_parallel_size"),
         (

@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 
 from phasekv._core import Window
 from phasekv.eviction.settings import EvictionChoice
+from phasekv.vllm import setup
 from phasekv.vllm.eviction import windows
 
 
@@ -76,6 +77,13 @@ def window_spec(spec: AttentionSpec, eviction: EvictionChoice, vllm_config: Any)
         in_flight_tokens=vllm_config.max_in_flight_tokens,
         whole_prompts=eviction.compress_prompt == "end",
     )
+
+
+def window_or_own(spec: Any) -> Any:
+    """A window for each layer of full attention, where the engine evicts; else vLLM's own spec."""
+    vllm_config = setup.loaded_config()
+    eviction = setup.config_of(vllm_config).eviction if vllm_config is not None else None
+    return spec if eviction is None else window_spec(spec, eviction, vllm_config)
 
 
 class WindowManager(FullAttentionManager):

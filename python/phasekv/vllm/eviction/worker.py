@@ -178,10 +178,11 @@ class EvictionWorker:
         held = torch.tensor([row.end - row.first_held for row in self._rows], dtype=torch.int32)
         table = metadata.block_table_tensor
         columns = torch.arange(table.shape[1]) + (first_held // self._evictor.block_size)[:, None]
-        columns = columns.clamp_(max=table.shape[1] - 1).to(table.device, torch.int64)
+        columns = columns.clamp_(max=table.shape[1] - 1)
+        columns = columns.to(table.device, torch.int64, non_blocking=True)
         return replace(
             metadata,
-            seq_lens=held.to(metadata.seq_lens.device),
+            seq_lens=held.to(metadata.seq_lens.device, non_blocking=True),
             seq_lens_cpu_upper_bound=held,
             block_table_tensor=table[:count].gather(1, columns).contiguous(),
             max_seq_len=int(held.max()),
