@@ -26,7 +26,7 @@ from phasekv.reuse.choice import MethodChoice, parse_choice
 from phasekv.reuse.function_method import FunctionMethod
 from phasekv.reuse.report import RequestReport
 from phasekv.reuse.step import Batch, ReuseStep
-from phasekv.transformers.models import ModelShape, shape_of
+from phasekv.transformers.models import ModelShape, check_model_device, shape_of
 from phasekv.transformers.paged_blocks import PagedBlocks
 from phasekv.transformers.prefill_step import check_family, dynamic_cache, run_prompt
 from phasekv.transformers.question_attention import QuestionAttention
@@ -142,6 +142,7 @@ class ChunkMemory:
         salt : str
             Keeps those who do not share chunks apart (vLLM's ``cache_salt``).
         """
+        check_model_device(self._model)  # it may have been moved since
         tokens, before = self._tokens(note), self._tokens(prefix)
         if not tokens:
             raise InvalidArgumentError("note", repr(note), "at least one token")
@@ -190,6 +191,7 @@ class ChunkMemory:
         """
         settings = {"method": method, "ratio": recompute_ratio, **switches}
         choice = parse_choice(settings, MethodChoice())
+        check_model_device(self._model)
         started = time.perf_counter()
         tokens, chunks = self.join(parts)
         if len(tokens) < 2:

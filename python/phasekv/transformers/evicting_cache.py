@@ -16,7 +16,7 @@ from phasekv.errors import InvalidArgumentError, UnsupportedError
 from phasekv.eviction.report import EvictionReport
 from phasekv.eviction.settings import EvictionChoice
 from phasekv.transformers.held_keys import HeldKeys, Step
-from phasekv.transformers.models import ModelShape
+from phasekv.transformers.models import ModelShape, check_device
 from phasekv.transformers.ragged_keys import RaggedKeys
 from phasekv.transformers.windowed_keys import WindowedKeys
 from phasekv.transformers_versions import new_tokens_of
@@ -111,6 +111,7 @@ class EvictingCache(Cache):  # type: ignore[misc]
         UnsupportedError
             For padding that stands elsewhere.
         """
+        check_device(tokens.device)
         if tokens.dim() != 2 or tokens.shape[1] == 0:
             raise InvalidArgumentError(
                 "input_ids", str(list(tokens.shape)), "[rows, tokens], one token at least"
@@ -154,6 +155,7 @@ class EvictingCache(Cache):  # type: ignore[misc]
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take a layer's new keys and values ``[batch, kv heads, new tokens, head size]``."""
+        check_device(keys.device)
         self._running().store(layer, keys, values)
 
     def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:

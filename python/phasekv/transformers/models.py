@@ -22,6 +22,18 @@ class ModelShape:
     scale: float
 
 
+def check_device(device: torch.device) -> None:
+    """Raise ``MissingCapabilityError`` for what lies elsewhere than on the CPU."""
+    if device.type != "cpu":
+        raise MissingCapabilityError("device", str(device), "PhaseKV's caches are on the CPU")
+
+
+def check_model_device(model: Any) -> None:
+    """Raise ``MissingCapabilityError`` for a model of which a part is elsewhere."""
+    for device in {parameter.device for parameter in model.parameters()}:
+        check_device(device)
+
+
 def shape_of(model: Any) -> ModelShape:
     """The shape of a decoder.
 
@@ -33,7 +45,7 @@ def shape_of(model: Any) -> ModelShape:
         For an encoder-decoder, sliding-window or other layers that are not full causal attention,
         logits that are capped, and shapes that differ from layer to layer.
     MissingCapabilityError
-        If the model is not on the CPU.
+        If the model, or a part of it, is not on the CPU.
     """
     if not hasattr(model, "config"):
         raise InvalidArgumentError("model", type(model).__name__, "a model of transformers")
@@ -60,8 +72,7 @@ def shape_of(model: Any) -> ModelShape:
         raise UnsupportedError(
             "model", model.config.model_type, "its attention layers are not all of one kind"
         )
-    if model.device.type != "cpu":
-        raise MissingCapabilityError("device", str(model.device), "PhaseKV's caches are on the CPU")
+    check_model_device(model)
     ((scale, head_size),) = sizes
     return ModelShape(
         layers=config.num_hidden_layers,

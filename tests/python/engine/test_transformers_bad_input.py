@@ -250,6 +250,36 @@ def test_dtypes_and_devices_are_named(loaded):
         ChunkMemory(elsewhere, None)
 
 
+def test_a_model_of_which_a_part_is_elsewhere_is_named(loaded):
+    spread = copy.deepcopy(loaded)
+    spread.model.layers[-1].to("meta")
+    for context in (evicting, quantizing):
+        with pytest.raises(MissingCapabilityError, match="device = meta"), context(spread):
+            pass
+    with pytest.raises(MissingCapabilityError, match="device = meta"):
+        ChunkMemory(spread, None)
+
+
+def test_a_model_that_is_moved_later_is_named(loaded):
+    moved = copy.deepcopy(loaded)
+    memory = ChunkMemory(moved, None)
+    note = memory.encode(TOKENS[0])
+    moved.to("meta")
+    with pytest.raises(MissingCapabilityError, match="device = meta"):
+        memory.encode(LONGER[0])
+    with pytest.raises(MissingCapabilityError, match="device = meta"):
+        memory.prefill([note, LONGER[0]])
+    moved = copy.deepcopy(loaded)
+    for context in (evicting, quantizing):
+        with context(moved), pytest.raises(MissingCapabilityError, match="device = meta"):
+            moved.to("meta")(torch.tensor(TOKENS, device="meta"))
+        moved = copy.deepcopy(loaded)
+    cache = QuantizedCache(LAYERS, Quantization(2), residual=32)
+    keys = torch.zeros(1, 2, 40, 32, device="meta")
+    with pytest.raises(MissingCapabilityError, match="device = meta"):
+        cache.update(keys, keys, 0)
+
+
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 64,
