@@ -268,7 +268,9 @@ class Bench:
     ) -> list[torch.Tensor]:
         """Positions kept in each layer, [kv heads, budget]."""
         shape = self.shape
-        blocks = PagedBlocks(1, shape.kv_heads, BLOCK_SIZE, shape.head_size, shape.dtype)
+        blocks = PagedBlocks(
+            1, shape.kv_heads, BLOCK_SIZE, shape.head_size, shape.dtype, shape.device
+        )
         table = torch.tensor(blocks.allocate(tokens // BLOCK_SIZE), dtype=torch.int32)
         slots = torch.arange(tokens)
         slots = table[slots // BLOCK_SIZE].long() * BLOCK_SIZE + slots % BLOCK_SIZE

@@ -10,6 +10,7 @@ import torch
 
 from phasekv import _core
 from phasekv.errors import InvalidArgumentError
+from phasekv.reuse.stream import current_stream
 
 GroupAxis = Literal["tokens", "channels"]
 """What the elements of a group follow each other along: ``tokens`` for keys, where a few channels
@@ -95,9 +96,9 @@ class QuantizedRows:
             quantization,
             axis,
             rows.shape[0],
-            torch.empty(codes, dtype=torch.int32),
-            torch.empty(scales, dtype=torch.float16),
-            torch.empty(scales, dtype=torch.float16),
+            torch.empty(codes, dtype=torch.int32, device=rows.device),
+            torch.empty(scales, dtype=torch.float16, device=rows.device),
+            torch.empty(scales, dtype=torch.float16, device=rows.device),
         )
         quantized.fill(rows)
         return quantized
@@ -112,6 +113,7 @@ class QuantizedRows:
             codes=self.codes,
             scales=self.scales,
             zero_points=self.zero_points,
+            stream=current_stream(rows.device),
         )
 
     def read(self, first_token: int, out: torch.Tensor) -> None:
@@ -126,6 +128,7 @@ class QuantizedRows:
             tokens=self.tokens,
             first_token=first_token,
             out=out,
+            stream=current_stream(out.device),
         )
 
     @property

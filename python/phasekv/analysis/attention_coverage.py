@@ -26,7 +26,7 @@ from phasekv.evaluation.future_attention import StepAttention, kept_share
 from phasekv.evaluation.trajectories import LabelledTokens
 from phasekv.phases import phase_names
 from phasekv.transformers import evict
-from phasekv.transformers.models import shape_of
+from phasekv.transformers.models import check_on_cpu, shape_of
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ def _full(
     model: Any, tokens: torch.Tensor, labelled: LabelledTokens, stride: int
 ) -> list[StepAttention]:
     """What every step's queries attend under full KV."""
-    scale = shape_of(model).scale
+    shape = shape_of(model)
+    check_on_cpu(shape, "analyses run")
+    scale = shape.scale
     phases = torch.from_numpy(labelled.phases.astype(np.int32))
     steps: list[StepAttention] = []
 

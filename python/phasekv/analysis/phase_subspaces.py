@@ -21,7 +21,7 @@ from phasekv.analysis.reused_prompt import rotated
 from phasekv.errors import InvalidArgumentError
 from phasekv.evaluation.trajectories import LabelledTokens
 from phasekv.phases import phase_names
-from phasekv.transformers.models import shape_of
+from phasekv.transformers.models import check_on_cpu, shape_of
 from phasekv.transformers.rotation import rope_of_model
 
 FRAMES = ("rotated", "unrotated")
@@ -98,6 +98,7 @@ def phase_subspaces(
     if frame not in FRAMES:
         raise InvalidArgumentError("frame", repr(frame), "one of " + ", ".join(FRAMES))
     shape = shape_of(model)
+    check_on_cpu(shape, "analyses run")
     if not 1 <= directions <= shape.head_size:
         raise InvalidArgumentError(
             "directions", str(directions), f"between 1 and {shape.head_size}"

@@ -12,7 +12,7 @@ from phasekv.analysis.recording import record_attention
 from phasekv.errors import InvalidArgumentError
 from phasekv.reuse.step import CHECK_LAYER
 from phasekv.transformers import Chunk, ChunkMemory
-from phasekv.transformers.models import shape_of
+from phasekv.transformers.models import check_on_cpu, shape_of
 
 KINDS = ("keys", "keys, unrotated", "values")
 """Of residuals: of keys as they are cached, after RoPE; of keys turned back by their own position
@@ -135,6 +135,8 @@ def measure_prompt(
         Without a chunk, for a chunk that is not stored, and for a prompt that ends with a chunk:
         something has to ask.
     """
+    shape = shape_of(memory.model)
+    check_on_cpu(shape, "analyses run")
     tokens, placed = memory.join(parts)
     if not placed or placed[-1][0] + len(placed[-1][1].tokens) == len(tokens):
         raise InvalidArgumentError("parts", f"{len(placed)} chunks", "chunks and text after them")
@@ -159,9 +161,8 @@ def measure_prompt(
         keys = torch.stack([rotated(rows, deltas, memory.rope) for rows, _ in cached])
         values = torch.stack([rows for _, rows in cached])
         chunks.append(ReusedChunk(begin, begin + count, keys, values))
-    scale = shape_of(memory.model).scale
     stacked = {name: torch.stack(kept) for name, kept in layers.items()}
-    return ReusedPrompt(**stacked, chunks=tuple(chunks), scale=scale, rope=memory.rope)
+    return ReusedPrompt(**stacked, chunks=tuple(chunks), scale=shape.scale, rope=memory.rope)
 
 
 def rotated(rows: torch.Tensor, deltas: torch.Tensor, rope: _core.Rope) -> torch.Tensor:

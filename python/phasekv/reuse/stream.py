@@ -10,3 +10,9 @@ def current_stream(device: torch.device) -> int | None:
     if device.type == "cpu":
         return None
     return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def wait_for(device: torch.device) -> None:
+    """Return once the ops on torch's current stream are done; at once on the CPU."""
+    if device.type != "cpu":
+        torch.cuda.current_stream(device).synchronize()

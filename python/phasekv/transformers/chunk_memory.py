@@ -26,7 +26,8 @@ from phasekv.reuse.choice import MethodChoice, parse_choice
 from phasekv.reuse.function_method import FunctionMethod
 from phasekv.reuse.report import RequestReport
 from phasekv.reuse.step import Batch, ReuseStep
-from phasekv.transformers.models import ModelShape, check_model_device, shape_of
+from phasekv.reuse.stream import wait_for
+from phasekv.transformers.models import ModelShape, check_same_device, device_of, shape_of
 from phasekv.transformers.paged_blocks import PagedBlocks
 from phasekv.transformers.prefill_step import check_family, dynamic_cache, run_prompt
 from phasekv.transformers.question_attention import QuestionAttention
@@ -81,7 +82,8 @@ class ChunkMemory:
     Parameters
     ----------
     model : transformers model
-        A llama, mistral, qwen2, qwen3 or qwen3-moe model on the CPU.
+        A llama, mistral, qwen2, qwen3 or qwen3-moe model on the CPU or a CUDA device. Chunks are
+        kept in the memory of the CPU.
     tokenizer : transformers tokenizer or None
         Its tokenizer; None where all parts are token ids.
     store_bytes : int
@@ -111,10 +113,12 @@ class ChunkMemory:
         check_family(model)
         self._model = model
         self._tokenizer = tokenizer
-        self._rope = rope_of_model(model, self._shape)
+        self._rope = rope_of_model(model, self._shape, self._shape.device)
         self.identity = identity_of(model, self._shape).quantized(quantization)
         disk = None if directory is None else DiskTier(str(directory), self.identity, rank=0)
-        quantizer = None if quantization is None else ChunkQuantizer(quantization, self._rope)
+        quantizer = None
+        if quantization is not None:  # of chunks, which are on the CPU
+            quantizer = ChunkQuantizer(quantization, rope_of_model(model, self._shape))
         self.store = ChunkStore(store_bytes, disk, quantizer=quantizer)
 
     @property
@@ -124,7 +128,7 @@ class ChunkMemory:
 
     @property
     def rope(self) -> _core.Rope:
-        """The model's rotation."""
+        """The model's rotation, for keys where the model is."""
         return self._rope
 
     @torch.no_grad()
@@ -142,19 +146,20 @@ class ChunkMemory:
         salt : str
             Keeps those who do not share chunks apart (vLLM's ``cache_salt``).
         """
-        check_model_device(self._model)  # it may have been moved since
+        check_same_device(device_of(self._model), self._shape.device)  # it may have been moved since
         tokens, before = self._tokens(note), self._tokens(prefix)
         if not tokens:
             raise InvalidArgumentError("note", repr(note), "at least one token")
         chunk = Chunk(tuple(tokens), chunk_key(self.identity, tokens, salt))
         if self.store.get(chunk.key) is not None:
             return chunk
-        out = self._model.model(torch.tensor([before + tokens]), use_cache=True)
+        out = self._model.model(self._on_device([before + tokens]), use_cache=True)
         layers = out.past_key_values.layers
         keys, values = (
             torch.stack([getattr(layer, name)[0, :, len(before) :] for layer in layers])
             .transpose(1, 2)
             .contiguous()
+            .cpu()
             for name in ("keys", "values")
         )
         stored = StoredChunk(chunk.key, int32_tokens(tokens), len(before), keys, values)
@@ -191,7 +196,7 @@ class ChunkMemory:
         """
         settings = {"method": method, "ratio": recompute_ratio, **switches}
         choice = parse_choice(settings, MethodChoice())
-        check_model_device(self._model)
+        check_same_device(device_of(self._model), self._shape.device)
         started = time.perf_counter()
         tokens, chunks = self.join(parts)
         if len(tokens) < 2:
@@ -202,9 +207,10 @@ class ChunkMemory:
             _BLOCK_SIZE,
             self._shape.head_size,
             self._shape.dtype,
+            self._shape.device,
         )
         chosen = choice.build()
-        table = torch.tensor(blocks.allocate(-(-len(tokens) // _BLOCK_SIZE)), dtype=torch.int32)
+        table = self._on_device(blocks.allocate(-(-len(tokens) // _BLOCK_SIZE))).to(torch.int32)
         computed = len(tokens) - 1
         report = RequestReport(layers=self._shape.layers)
         segments = self._segments(chunks, computed, report)
@@ -221,18 +227,17 @@ class ChunkMemory:
         if segments and choice.method != "full_recompute":
             cached = [self._cached_rows(chosen, choice.ratio, segments, batch, attention)]
         step = ReuseStep(batch, cached, lambda squared: squared)
-        run_prompt(self._model, torch.tensor(tokens[begin:computed]), step, blocks)
+        run_prompt(self._model, self._on_device(tokens[begin:computed]), step, blocks)
         for rows in cached:
             report.cached_tokens += len(rows.rows)
             report.probes += int(rows.probe.sum())
             report.charged += step.charge(rows, self._shape.layers)
             report.failure = rows.failure
-        return Prefill(
-            torch.tensor([tokens]),
-            dynamic_cache(blocks, _batch_of(0, computed, table).slots),
-            report.as_response(choice),
-            time.perf_counter() - started,
-        )
+        input_ids = self._on_device([tokens])
+        cache = dynamic_cache(blocks, _batch_of(0, computed, table).slots)
+        wait_for(self._shape.device)
+        seconds = time.perf_counter() - started
+        return Prefill(input_ids, cache, report.as_response(choice), seconds)
 
     def join(
         self, parts: Sequence[str | Sequence[int] | Chunk]
@@ -247,6 +252,10 @@ class ChunkMemory:
             else:
                 tokens += self._tokens(part)
         return tokens, chunks
+
+    def _on_device(self, integers: Sequence[int] | Sequence[list[int]]) -> torch.Tensor:
+        """int64."""
+        return torch.tensor(integers, device=self._shape.device)
 
     def _tokens(self, part: str | Sequence[int]) -> list[int]:
         if isinstance(part, str):
@@ -301,7 +310,7 @@ class ChunkMemory:
         rows = self._cached_rows(Method("full_reuse"), 0.0, segments, batch, [])
         step = ReuseStep(batch, [rows], lambda squared: squared)
         question = QuestionAttention(step, context, self._shape.kv_heads)
-        run_prompt(self._model, torch.tensor(tokens), step, blocks, question)
+        run_prompt(self._model, self._on_device(tokens), step, blocks, question)
         twice = int((step.entered >= segments[0].begin).sum())
         return question.mean[rows.rows].tolist(), self._shape.layers * twice
 
@@ -313,7 +322,10 @@ class ChunkMemory:
         batch: Batch,
         attention: list[float],
     ) -> CachedRows:
-        positions = torch.cat([torch.arange(s.begin, s.begin + s.tokens) for s in segments])
+        device = self._shape.device
+        positions = torch.cat(
+            [torch.arange(s.begin, s.begin + s.tokens, device=device) for s in segments]
+        )
         rows = positions - batch.positions[0]
         slots = batch.slots[rows]
         return CachedRows("prompt", method, ratio, segments, rows, slots, self._rope, attention)
@@ -332,12 +344,13 @@ def identity_of(model: Any, shape: ModelShape) -> ModelIdentity:
 
 def _batch_of(begin: int, end: int, table: torch.Tensor) -> Batch:
     """Tokens [begin, end) of a prompt in the blocks of ``table``."""
-    positions = torch.arange(begin, end)
+    device = table.device
+    positions = torch.arange(begin, end, device=device)
     return Batch(
         slots=table[positions // _BLOCK_SIZE].to(torch.int64) * _BLOCK_SIZE
         + positions % _BLOCK_SIZE,
         positions=positions,
-        requests=torch.zeros(end - begin, dtype=torch.int32),
+        requests=torch.zeros(end - begin, dtype=torch.int32, device=device),
         block_table=table[None],
-        first_held=torch.zeros(1, dtype=torch.int64),
+        first_held=torch.zeros(1, dtype=torch.int64, device=device),
     )

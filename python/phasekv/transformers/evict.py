@@ -53,7 +53,8 @@ def evict(
     Parameters
     ----------
     model : transformers model
-        A decoder of full attention, on the CPU, in float32, bfloat16 or float16.
+        A decoder of full attention, on the CPU or a CUDA device, in float32, bfloat16 or float16.
+        Policies whose heads hold unlike numbers of keys run on the CPU only.
     policy : str
         One of ``docs/eviction.md``.
     budget, stride : int

@@ -16,7 +16,7 @@ from phasekv.errors import InvalidArgumentError, UnsupportedError
 from phasekv.eviction.report import EvictionReport
 from phasekv.eviction.settings import EvictionChoice
 from phasekv.transformers.held_keys import HeldKeys, Step
-from phasekv.transformers.models import ModelShape, check_device
+from phasekv.transformers.models import ModelShape, check_same_device
 from phasekv.transformers.ragged_keys import RaggedKeys
 from phasekv.transformers.windowed_keys import WindowedKeys
 from phasekv.transformers_versions import new_tokens_of
@@ -107,11 +107,12 @@ class EvictingCache(Cache):  # type: ignore[misc]
         Raises
         ------
         InvalidArgumentError
-            For tokens or a mask of another shape, and where an error ended the pass before.
+            For tokens or a mask of another shape, tokens on another device than the model was when
+            the context opened, and where an error ended the pass before.
         UnsupportedError
             For padding that stands elsewhere.
         """
-        check_device(tokens.device)
+        check_same_device(tokens.device, self._shape.device)
         if tokens.dim() != 2 or tokens.shape[1] == 0:
             raise InvalidArgumentError(
                 "input_ids", str(list(tokens.shape)), "[rows, tokens], one token at least"
@@ -146,16 +147,20 @@ class EvictingCache(Cache):  # type: ignore[misc]
                 raise InvalidArgumentError(
                     "attention_mask", str(list(mask.shape)), f"[{batch}, {self._seen + count}]"
                 )
-            is_token = mask[:, -count:].bool()
+            is_token = mask[:, -count:].bool().cpu()
         self._refuse_later_padding(is_token)
-        rows = [tokens[row][is_token[row]].to(torch.int32) for row in range(batch)]
-        self._keys.begin(Step(is_token, rows, list(self._computed)))
+        places = None
+        if not bool(is_token.all()):
+            places = is_token.flatten().nonzero()[:, 0].to(self._shape.device)
+        on_cpu = tokens.to("cpu", torch.int32)
+        rows = [on_cpu[row][is_token[row]] for row in range(batch)]
+        self._keys.begin(Step((batch, count), places, rows, list(self._computed)))
         self._computed = [begin + len(row) for begin, row in zip(self._computed, rows, strict=True)]
         self._columns = count
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take a layer's new keys and values ``[batch, kv heads, new tokens, head size]``."""
-        check_device(keys.device)
+        check_same_device(keys.device, self._shape.device)
         self._running().store(layer, keys, values)
 
     def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:

@@ -16,15 +16,19 @@ class Step:
 
     Attributes
     ----------
-    is_token : torch.Tensor
-        bool [batch, columns]; the others are padding.
+    shape : tuple of int
+        (batch, columns).
+    places : torch.Tensor or None
+        int64, ascending, on the model's device: which of the batch x columns places hold tokens;
+        None: all. The others are padding.
     tokens : list of torch.Tensor
-        int32, those of each row without padding.
+        int32 on the CPU, those of each row without padding.
     begins : list of int
         Tokens that each row had computed before.
     """
 
-    is_token: torch.Tensor
+    shape: tuple[int, int]
+    places: torch.Tensor | None
     tokens: list[torch.Tensor]
     begins: list[int]
 
@@ -37,7 +41,7 @@ class HeldKeys(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks, free ones included."""
+        """Bytes of the blocks."""
 
     @property
     def state_nbytes(self) -> int:
@@ -65,11 +69,15 @@ class HeldKeys(Protocol):
 
 def token_rows(states: torch.Tensor, step: Step) -> torch.Tensor:
     """From [batch, heads, columns, head size] to [tokens, heads, head size], without padding."""
-    return states.detach().transpose(1, 2)[step.is_token]
+    rows = states.detach().transpose(1, 2).flatten(0, 1)
+    return rows if step.places is None else rows[step.places]
 
 
 def with_padding(rows: torch.Tensor, step: Step) -> torch.Tensor:
     """From [tokens, heads, head size] to [batch, columns, heads, head size], zero for padding."""
-    whole = rows.new_zeros((*step.is_token.shape, *rows.shape[1:]))
-    whole[step.is_token] = rows
-    return whole
+    batch, columns = step.shape
+    if step.places is None:
+        return rows.unflatten(0, step.shape)
+    whole = rows.new_zeros((batch * columns, *rows.shape[1:]))
+    whole[step.places] = rows
+    return whole.unflatten(0, step.shape)

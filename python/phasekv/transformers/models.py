@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from phasekv import _core
 from phasekv.errors import InvalidArgumentError, MissingCapabilityError, UnsupportedError
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder's attention; ``scale`` multiplies q.k before the softmax."""
+    """A decoder's attention; ``scale`` multiplies q.k before the softmax."""
 
     layers: int
     query_heads: int
@@ -20,18 +21,29 @@ class ModelShape:
     head_size: int
     dtype: torch.dtype
     scale: float
+    device: torch.device
+
+
+def check_on_cpu(shape: ModelShape, what: str) -> None:
+    """Raise ``MissingCapabilityError`` for a model elsewhere; ``what`` begins the reason."""
+    if shape.device.type != "cpu":
+        raise MissingCapabilityError("device", str(shape.device), f"{what} on the CPU only")
 
 
 def check_device(device: torch.device) -> None:
-    """Raise ``MissingCapabilityError`` for what lies elsewhere than on the CPU."""
-    if device.type != "cpu":
-        raise MissingCapabilityError("device", str(device), "PhaseKV's caches are on the CPU")
+    """Raise ``MissingCapabilityError`` for one that PhaseKV does not run on."""
+    if device.type == "cuda":
+        _core.check_cuda_device(device.index or 0)
+    elif device.type != "cpu":
+        raise MissingCapabilityError("device", str(device), "PhaseKV runs on CPUs and CUDA devices")
 
 
-def check_model_device(model: Any) -> None:
-    """Raise ``MissingCapabilityError`` for a model of which a part is elsewhere."""
-    for device in {parameter.device for parameter in model.parameters()}:
-        check_device(device)
+def check_same_device(device: torch.device, before: torch.device) -> None:
+    """Raise an error that names ``device`` where it is not the one that was used ``before``."""
+    if device == before:
+        return
+    check_device(device)
+    raise InvalidArgumentError("device", str(device), f"{before}, as before")
 
 
 def shape_of(model: Any) -> ModelShape:
@@ -45,7 +57,8 @@ def shape_of(model: Any) -> ModelShape:
         For an encoder-decoder, sliding-window or other layers that are not full causal attention,
         logits that are capped, and shapes that differ from layer to layer.
     MissingCapabilityError
-        If the model, or a part of it, is not on the CPU.
+        If the model is on a device that is neither the CPU nor one that the CUDA kernels run on, or
+        on several.
     """
     if not hasattr(model, "config"):
         raise InvalidArgumentError("model", type(model).__name__, "a model of transformers")
@@ -72,7 +85,6 @@ def shape_of(model: Any) -> ModelShape:
         raise UnsupportedError(
             "model", model.config.model_type, "its attention layers are not all of one kind"
         )
-    check_model_device(model)
     ((scale, head_size),) = sizes
     return ModelShape(
         layers=config.num_hidden_layers,
@@ -81,4 +93,22 @@ def shape_of(model: Any) -> ModelShape:
         head_size=head_size,
         dtype=model.dtype,
         scale=scale,
+        device=device_of(model),
     )
+
+
+def device_of(model: Any) -> torch.device:
+    """Where the whole model lies.
+
+    Raises
+    ------
+    MissingCapabilityError
+        See ``shape_of``.
+    """
+    devices = sorted({parameter.device for parameter in model.parameters()}, key=str)
+    for device in devices:
+        check_device(device)
+    if len(devices) != 1:
+        names = ", ".join(str(device) for device in devices)
+        raise MissingCapabilityError("device", names, "PhaseKV takes models on one device")
+    return devices[0]

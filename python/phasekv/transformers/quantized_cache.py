@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from phasekv.errors import InvalidArgumentError, UnsupportedError
 from phasekv.quantization import GroupAxis, Quantization, QuantizedRows
-from phasekv.transformers.models import check_device
+from phasekv.transformers.models import check_device, check_same_device
 from phasekv.transformers_versions import new_tokens_of
 
 RESIDUAL = 128
@@ -163,7 +163,9 @@ class _Part:
     def followed_by(self, new: torch.Tensor) -> torch.Tensor:
         """Everything kept, dequantised, and new ``[batch, heads, tokens, head size]``."""
         if self._recent is None:
+            check_device(new.device)
             return new
+        check_same_device(new.device, self._recent.device)
         batch, heads, recent, head_size = self._recent.shape
         if (batch, heads, head_size) != (*new.shape[:2], new.shape[3]):
             raise InvalidArgumentError(
@@ -220,7 +222,6 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values to attend now; what is quantised here is seen by the next pass."""
-        check_device(key_states.device)
         keys = self.key_part.followed_by(key_states)
         values = self.value_part.followed_by(value_states)
         tokens = keys.shape[2]

@@ -6,6 +6,7 @@ import torch
 
 from phasekv import _core
 from phasekv.reuse.step import ReuseStep
+from phasekv.reuse.stream import current_stream
 
 
 class QuestionAttention:
@@ -25,7 +26,10 @@ class QuestionAttention:
         self._block_table = step.batch.block_table[0]
         self._question = step.batch.rows - context
         self._context = context
-        self._sums = torch.zeros(1, kv_heads, context)
+        device = step.batch.device
+        self._limits = torch.full((self._question,), context, device=device)
+        self._phases = torch.zeros(self._question, dtype=torch.int32, device=device)
+        self._sums = torch.zeros(1, kv_heads, context, device=device)
         self._layers = 0
 
     def layer(self, query: torch.Tensor, kv: _core.PagedKV, scale: float) -> None:
@@ -42,14 +46,15 @@ class QuestionAttention:
         """
         _core.accumulate_attention(
             query=query[-self._question :],
-            query_limits=torch.full((self._question,), self._context),
-            query_phases=torch.zeros(self._question, dtype=torch.int32),
+            query_limits=self._limits,
+            query_phases=self._phases,
             key=kv.key,
             block_table=self._block_table,
             first_token=0,
             tokens=self._context,
             scale=scale,
             sums=self._sums,
+            stream=current_stream(self._sums.device),
         )
         self._layers += 1
 

@@ -8,7 +8,7 @@ import torch
 
 from phasekv import _core
 from phasekv.transformers.held_keys import Step, token_rows
-from phasekv.transformers.models import ModelShape
+from phasekv.transformers.models import ModelShape, check_on_cpu
 from phasekv.transformers.paged_blocks import PagedBlocks
 
 
@@ -29,7 +29,7 @@ class _Layer:
     """One layer's pool, in which every head of every row has blocks of its own."""
 
     def __init__(self, shape: ModelShape, heads: int, block_size: int) -> None:
-        self.pool = PagedBlocks(1, 1, block_size, shape.head_size, shape.dtype)
+        self.pool = PagedBlocks(1, 1, block_size, shape.head_size, shape.dtype, shape.device)
         self.blocks: list[list[int]] = [[] for _ in range(heads)]
         self.held = torch.zeros(heads, dtype=torch.int64)
         self.table = torch.zeros((heads, 0), dtype=torch.int32)
@@ -75,6 +75,11 @@ class RaggedKeys:
         Rows, and tokens in a block.
     policy, window, markers, rope
         Of every row; see ``EvictingCache``.
+
+    Raises
+    ------
+    MissingCapabilityError
+        For a model on a device.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class RaggedKeys:
         markers: _core.MarkerAutomaton | None,
         rope: _core.Rope | None,
     ) -> None:
+        check_on_cpu(shape, "heads that hold unlike numbers of keys are there")
         self._shape = shape
         self._batch = batch
         heads = batch * shape.kv_heads
@@ -123,7 +129,7 @@ class RaggedKeys:
     def begin(self, step: Step) -> None:
         """The tokens of a forward pass are there."""
         self._evictor.begin_step()
-        kv_heads, columns = self._shape.kv_heads, step.is_token.shape[1]
+        kv_heads, columns = self._shape.kv_heads, step.shape[1]
         self._new = torch.tensor([len(tokens) for tokens in step.tokens])
         self._running = self._new > 0
         first_row = 0
@@ -158,7 +164,7 @@ class RaggedKeys:
     def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
         """Attention over what is held; an event follows where it is due."""
         one, lines = self._layers[layer], self._lines
-        batch, columns = self._step.is_token.shape
+        batch, columns = self._step.shape
         kv_heads, size = self._shape.kv_heads, self._shape.head_size
         # A KV head stands for a request, its group for the query heads of a model.
         grouped = query.detach().unflatten(1, (kv_heads, -1)).transpose(2, 3)

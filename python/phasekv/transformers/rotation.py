@@ -13,8 +13,19 @@ from phasekv.transformers.models import ModelShape
 from phasekv.transformers_versions import declared_rotation
 
 
-def rope_of_model(model: Any, shape: ModelShape) -> _core.Rope:
+def rope_of_model(
+    model: Any, shape: ModelShape, device: torch.device | None = None
+) -> _core.Rope:
     """The model's rotation for the core, compared with what its own module does.
+
+    Parameters
+    ----------
+    model : transformers model
+        Any with a rotary embedding.
+    shape : ModelShape
+        Of it.
+    device : torch.device or None
+        Of the keys that are to be rotated; None: the CPU.
 
     Raises
     ------
@@ -26,21 +37,26 @@ def rope_of_model(model: Any, shape: ModelShape) -> _core.Rope:
     if module is None:
         raise UnsupportedError("model", model.config.model_type, "it has no rotary embedding")
     declared = declared_rotation(config)
-    rope = rope_of(
-        rotation_parameters(
-            declared,
-            theta=declared["rope_theta"],
-            rotary_dim=int(shape.head_size * declared.get("partial_rotary_factor", 1.0)),
-            pairing="neox",
-        )
+    parameters = rotation_parameters(
+        declared,
+        theta=declared["rope_theta"],
+        rotary_dim=int(shape.head_size * declared.get("partial_rotary_factor", 1.0)),
+        pairing="neox",
     )
 
     def rotate(positions: list[int], keys: torch.Tensor) -> torch.Tensor:
-        cosines, sines = module(keys, torch.tensor([positions]))
+        cosines, sines = module(keys, torch.tensor([positions], device=keys.device))
         first, second = keys.chunk(2, dim=-1)
         turned = torch.cat([-second, first], dim=-1)
         rotated: torch.Tensor = keys * cosines[0][:, None] + turned * sines[0][:, None]
         return rotated
 
-    check_rotation(rope, rotate, config.max_position_embeddings - 1, shape.head_size, shape.dtype)
-    return rope
+    check_rotation(
+        rope_of(parameters, shape.device),
+        rotate,
+        config.max_position_embeddings - 1,
+        shape.head_size,
+        shape.dtype,
+        shape.device,
+    )
+    return rope_of(parameters, device)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from phasekv import _core
+from phasekv.reuse.stream import current_stream
 from phasekv.transformers.held_keys import Step, token_rows, with_padding
 from phasekv.transformers.models import ModelShape
 from phasekv.transformers.paged_blocks import PagedBlocks
@@ -14,7 +15,7 @@ from phasekv.transformers.paged_blocks import PagedBlocks
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the tokens of a forward pass stand."""
+    """Where the tokens of a forward pass stand, on the model's device."""
 
     requests: torch.Tensor
     slots: torch.Tensor
@@ -48,7 +49,12 @@ class WindowedKeys:
         self._shape = shape
         self._window = window
         self._pool = PagedBlocks(
-            shape.layers, shape.kv_heads, block_size, shape.head_size, shape.dtype
+            shape.layers,
+            shape.kv_heads,
+            block_size,
+            shape.head_size,
+            shape.dtype,
+            shape.device,
         )
         self._evictor = _core.Evictor(
             layers=shape.layers,
@@ -105,23 +111,28 @@ class WindowedKeys:
             first_row += len(tokens)
         self._step = step
         self._places = _Places(
-            requests=torch.cat(requests),
-            slots=torch.cat(slots),
-            limits=torch.cat(limits),
-            block_table=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True),
+            requests=torch.cat(requests).to(self._shape.device),
+            slots=torch.cat(slots).to(self._shape.device),
+            limits=torch.cat(limits).to(self._shape.device),
+            block_table=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).to(
+                self._shape.device
+            ),
         )
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take a layer's new keys and values, [batch, kv heads, columns, head size]."""
         kv, slots = self._pool.kv(layer), self._places.slots
-        _core.scatter_blocks(rows=token_rows(keys, self._step), slots=slots, blocks=kv.key)
-        _core.scatter_blocks(rows=token_rows(values, self._step), slots=slots, blocks=kv.value)
+        stream = current_stream(self._shape.device)
+        for states, blocks in ((keys, kv.key), (values, kv.value)):
+            rows = token_rows(states, self._step)
+            _core.scatter_blocks(rows=rows, slots=slots, blocks=blocks, stream=stream)
 
     def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
         """Attention over what is held; an event follows where it is due."""
         kv, places = self._pool.kv(layer), self._places
         rows = token_rows(query, self._step)
         out = torch.empty_like(rows)
+        stream = current_stream(self._shape.device)
         _core.attend_rows(
             query=rows,
             kv=kv,
@@ -130,8 +141,9 @@ class WindowedKeys:
             row_limits=places.limits,
             scale=scale,
             out=out,
+            stream=stream,
         )
-        self._evictor.layer(layer, query=rows, kv=kv)
+        self._evictor.layer(layer, query=rows, kv=kv, stream=stream)
         return with_padding(out, self._step)
 
     def finish(self) -> list[tuple[_core.EvictionReport, list[float]]]:
@@ -145,5 +157,7 @@ class WindowedKeys:
                 self._pool.block_size
             )
             blocks, self._blocks[row] = self._blocks[row][:freed], self._blocks[row][freed:]
-            self._pool.release(blocks)
+            moved = self._pool.release(blocks)
+            if moved:
+                self._blocks = [[moved[block] for block in own] for own in self._blocks]
         return events

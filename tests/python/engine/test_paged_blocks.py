@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasekv.transformers.block_memory import BlockMemory
+from phasekv.transformers.block_memory import SystemBlocks
 from phasekv.transformers.paged_blocks import PagedBlocks
 
+CPU = torch.device("cpu")
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -25,7 +26,7 @@ def resident_bytes(memory):
 
 @pytest.mark.parametrize("shape", [(2, 16, 64), (2, 3, 16, 80), (1000,), (7,)])
 def test_only_what_is_written_takes_memory(shape):
-    memory = BlockMemory(64, shape, torch.float32)
+    memory = SystemBlocks(64, shape, torch.float32)
     assert resident_bytes(memory) == 0
     memory.blocks[:40] = 1
     assert 0 <= resident_bytes(memory) - 40 * memory.block_nbytes < mmap.PAGESIZE
@@ -39,7 +40,7 @@ def test_only_what_is_written_takes_memory(shape):
 
 
 def test_less_than_a_page_stays():
-    memory = BlockMemory(4, (3,), torch.float32)
+    memory = SystemBlocks(4, (3,), torch.float32)
     memory.blocks[:] = 1
     memory.give_back(1, 3)
     assert bool((memory.blocks == 1).all())
@@ -53,7 +54,7 @@ def test_less_than_a_page_stays():
 )
 def test_contents_stay_through_any_order_of_steps(steps, dtype, head_size):
     layers, kv_heads, block_size = 2, 3, 16
-    pool = PagedBlocks(layers, kv_heads, block_size, head_size, dtype)
+    pool = PagedBlocks(layers, kv_heads, block_size, head_size, dtype, CPU)
     block_bytes = layers * 2 * kv_heads * block_size * head_size * dtype.itemsize
     written: dict[int, int] = {}
     for stamp, (allocates, count, random) in enumerate(steps, start=1):
@@ -84,7 +85,7 @@ def test_contents_stay_through_any_order_of_steps(steps, dtype, head_size):
 
 def test_growing_leaves_nothing_behind():
     """What is copied while a pool grows is given back, piece by piece."""
-    pool = PagedBlocks(1, 1, 16, 64, torch.float32)
+    pool = PagedBlocks(1, 1, 16, 64, torch.float32, CPU)
     blocks = pool.allocate(400)
     pool._memory.blocks[blocks] = 3
     old = pool._memory
