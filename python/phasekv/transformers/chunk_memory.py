@@ -146,7 +146,7 @@ class ChunkMemory:
         salt : str
             Keeps those who do not share chunks apart (vLLM's ``cache_salt``).
         """
-        check_same_device(device_of(self._model), self._shape.device)  # it may have been moved since
+        self._check_device()
         tokens, before = self._tokens(note), self._tokens(prefix)
         if not tokens:
             raise InvalidArgumentError("note", repr(note), "at least one token")
@@ -196,7 +196,7 @@ class ChunkMemory:
         """
         settings = {"method": method, "ratio": recompute_ratio, **switches}
         choice = parse_choice(settings, MethodChoice())
-        check_same_device(device_of(self._model), self._shape.device)
+        self._check_device()
         started = time.perf_counter()
         tokens, chunks = self.join(parts)
         if len(tokens) < 2:
@@ -252,6 +252,10 @@ class ChunkMemory:
             else:
                 tokens += self._tokens(part)
         return tokens, chunks
+
+    def _check_device(self) -> None:
+        """The model may have been moved since."""
+        check_same_device(device_of(self._model), self._shape.device)
 
     def _on_device(self, integers: Sequence[int] | Sequence[list[int]]) -> torch.Tensor:
         """int64."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,15 +70,14 @@ class HeldKeys(Protocol):
 
 def token_rows(states: torch.Tensor, step: Step) -> torch.Tensor:
     """From [batch, heads, columns, head size] to [tokens, heads, head size], without padding."""
-    rows = states.detach().transpose(1, 2).flatten(0, 1)
+    rows: torch.Tensor = states.detach().transpose(1, 2).flatten(0, 1)
     return rows if step.places is None else rows[step.places]
 
 
 def with_padding(rows: torch.Tensor, step: Step) -> torch.Tensor:
     """From [tokens, heads, head size] to [batch, columns, heads, head size], zero for padding."""
-    batch, columns = step.shape
-    if step.places is None:
-        return rows.unflatten(0, step.shape)
-    whole = rows.new_zeros((batch * columns, *rows.shape[1:]))
-    whole[step.places] = rows
-    return whole.unflatten(0, step.shape)
+    if step.places is not None:
+        whole = rows.new_zeros((math.prod(step.shape), *rows.shape[1:]))
+        whole[step.places] = rows
+        rows = whole
+    return rows.view(*step.shape, *rows.shape[1:])

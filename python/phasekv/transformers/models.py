@@ -105,7 +105,7 @@ def device_of(model: Any) -> torch.device:
     MissingCapabilityError
         See ``shape_of``.
     """
-    devices = sorted({parameter.device for parameter in model.parameters()}, key=str)
+    devices: list[torch.device] = sorted({part.device for part in model.parameters()}, key=str)
     for device in devices:
         check_device(device)
     if len(devices) != 1:

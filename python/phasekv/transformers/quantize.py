@@ -40,7 +40,7 @@ def quantize(
     Parameters
     ----------
     model : transformers model
-        A decoder of full attention, on the CPU, in float32, bfloat16 or float16.
+        A decoder of full attention, on the CPU or a CUDA device, in float32, bfloat16 or float16.
     bits : int
         2 or 4.
     group_size : int

@@ -13,9 +13,7 @@ from phasekv.transformers.models import ModelShape
 from phasekv.transformers_versions import declared_rotation
 
 
-def rope_of_model(
-    model: Any, shape: ModelShape, device: torch.device | None = None
-) -> _core.Rope:
+def rope_of_model(model: Any, shape: ModelShape, device: torch.device | None = None) -> _core.Rope:
     """The model's rotation for the core, compared with what its own module does.
 
     Parameters
