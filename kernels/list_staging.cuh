@@ -61,11 +61,12 @@ class ListStaging {
   int64_t reserve(int64_t bytes, Stream stream) {
     if (bytes > half_) {
       check_runtime(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "its work");
-      half_ =
+      half_ = used_ = 0;  // as long as there is no memory
+      const auto half =
           static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max(bytes, kLeastHalf))));
-      here_.resize(2 * half_);
-      there_.resize(2 * half_);
-      used_ = 0;
+      here_.resize(2 * half);
+      there_.resize(2 * half);
+      half_ = half;
     } else if (used_ + bytes > half_) {
       check_runtime(cudaEventRecord(copied_[current_], static_cast<cudaStream_t>(stream)),
                     "an event");

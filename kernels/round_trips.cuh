@@ -74,12 +74,12 @@ class RoundTrips {
   }
 
   int64_t reserve(int64_t bytes, Stream stream) {
-    if (used_ + bytes > here_.bytes()) {
+    if (used_ + bytes > room()) {
       wait(stream);
-      const int64_t grown = std::clamp(2 * here_.bytes(), kLeastBytes, kMostBytes);
+      const int64_t grown = std::clamp(2 * room(), kLeastBytes, kMostBytes);
       const int64_t needed =
           std::max(grown, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes))));
-      if (needed > here_.bytes()) {
+      if (needed > room()) {
         here_.resize(needed);
         there_.resize(needed);
       }
@@ -88,6 +88,9 @@ class RoundTrips {
     used_ += bytes;
     return begin;
   }
+
+  // Bytes on both sides, of which one may be missing after an allocation that failed.
+  int64_t room() const { return std::min(here_.bytes(), there_.bytes()); }
 
   PinnedMemory here_;
   DeviceMemory there_;

@@ -760,8 +760,8 @@ TEST_P(AttendRows, OffsetsBeyond32Bits) {
   std::vector<float> out(kHeadSize);
   for (float& x : query) x = normal(random);
   const std::vector<double> wide(query.begin(), query.end());
-  const int32_t request = 0;
-  const int64_t limit = 90;
+  const std::vector<int32_t> requests = {0};
+  const std::vector<int64_t> limits = {90};
   AttendRowsParams params;
   params.query = {query.data(), DataType::float32, 1, 1, kHeadSize, kHeadSize, kHeadSize};
   params.out = {out.data(), DataType::float32, 1, 1, kHeadSize, kHeadSize, kHeadSize};
@@ -770,12 +770,12 @@ TEST_P(AttendRows, OffsetsBeyond32Bits) {
   params.block_table = table.data();
   params.num_requests = 1;
   params.block_table_stride = 3;
-  params.row_requests = &request;
-  params.row_limits = &limit;
+  params.row_requests = requests.data();
+  params.row_limits = limits.data();
   attend_rows(params);
   munmap(pool, bytes);
   double most = 0.0;
-  const std::vector<double> expected = oracle::attend(dense, 0, wide.data(), 1.0, limit, &most);
+  const std::vector<double> expected = oracle::attend(dense, 0, wide.data(), 1.0, limits[0], &most);
   for (int64_t d = 0; d < kHeadSize; ++d) {
     EXPECT_NEAR(out[d], expected[d], 4e-6 * (1.0 + 0.25 * most));
   }

@@ -16,7 +16,13 @@ namespace {
 
 template <size_t kOrder>
 struct InOrder {
-  InOrder() { emulation::set_thread_order(emulation::kThreadOrders[kOrder].order); }
+  InOrder() {
+    emulation::set_thread_order(emulation::kThreadOrders[kOrder].order);
+    emulation::allow_host_memory(emulation::HostMemory::heap);
+  }
+  ~InOrder() { emulation::allow_host_memory(emulation::HostMemory::any); }
+  InOrder(const InOrder&) = delete;
+  InOrder& operator=(const InOrder&) = delete;
 };
 
 constexpr auto kOrders = std::make_index_sequence<emulation::kThreadOrders.size()>();
@@ -38,11 +44,11 @@ class DeviceOfItsOwn {
   explicit DeviceOfItsOwn(emulation::ThreadOrder order) {
     emulation::set_thread_order(order);
     emulation::set_pace(emulation::Pace::when_waited_for);
-    emulation::allow_host_memory(false);
+    emulation::allow_host_memory(emulation::HostMemory::none);
   }
   ~DeviceOfItsOwn() {
     emulation::set_pace(emulation::Pace::at_once);
-    emulation::allow_host_memory(true);
+    emulation::allow_host_memory(emulation::HostMemory::any);
   }
   DeviceOfItsOwn(const DeviceOfItsOwn&) = delete;
   DeviceOfItsOwn& operator=(const DeviceOfItsOwn&) = delete;

@@ -158,10 +158,16 @@ T atomicMin(T* address, T value) {
 // ---- Launches.
 
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorNoDevice = 100 };
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorNoDevice = 100
+};
 enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor = 75,
-  cudaDevAttrComputeCapabilityMinor = 76
+  cudaDevAttrComputeCapabilityMinor = 76,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
@@ -202,6 +208,7 @@ inline Extent extent_of(const dim3& extent) { return {extent.x, extent.y, extent
 
 inline const char* cudaGetErrorString(cudaError_t error) {
   if (error == cudaErrorNoDevice) return "no CUDA-capable device is detected";
+  if (error == cudaErrorMemoryAllocation) return "out of memory";
   return error == cudaSuccess ? "no error" : "invalid argument";
 }
 
@@ -214,7 +221,17 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   const auto& [major, minor] = phasekv::emulation::devices.at(static_cast<size_t>(device));
-  *value = attribute == cudaDevAttrComputeCapabilityMajor ? major : minor;
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = major;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = minor;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = phasekv::emulation::kMaxSharedBytes;
+      break;
+  }
   return cudaSuccess;
 }
 
@@ -284,7 +301,7 @@ enum cudaMemcpyKind {
 inline constexpr unsigned cudaEventDisableTiming = 2;
 
 inline cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  phasekv::emulation::count_allocation();
+  if (!phasekv::emulation::count_allocation()) return cudaErrorMemoryAllocation;
   *memory = phasekv::emulation::allocate_on_device(bytes);
   return cudaSuccess;
 }
@@ -298,7 +315,7 @@ inline cudaError_t cudaFree(void* memory) {
 }
 
 inline cudaError_t cudaMallocHost(void** memory, size_t bytes) {
-  phasekv::emulation::count_allocation();
+  if (!phasekv::emulation::count_allocation()) return cudaErrorMemoryAllocation;
   *memory = ::operator new(bytes);
   return cudaSuccess;
 }
@@ -324,6 +341,12 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   phasekv::emulation::count_wait();
   phasekv::emulation::finish_stream(stream);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceSynchronize() {
+  phasekv::emulation::count_wait();
+  phasekv::emulation::finish_all_streams();
   return cudaSuccess;
 }
 

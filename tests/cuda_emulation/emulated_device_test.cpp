@@ -10,6 +10,7 @@
 #include "elements.cuh"
 #include "launch.cuh"
 #include "oracle/elements.h"
+#include "streams.h"
 #include "thread_orders.h"
 #include "warp.cuh"
 
@@ -168,6 +169,31 @@ TEST(EmulatedDevice, Shuffles) {
 __global__ void write_coordinates(unsigned* out) {
   const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   out[block * blockDim.x + threadIdx.x] = 1 + block * blockDim.x + threadIdx.x;
+}
+
+struct Destination {
+  int64_t before;
+  unsigned* out;
+};
+__global__ void write_one(Destination destination) { *destination.out = 1; }
+
+TEST(EmulatedDevice, OnlyTheHeapMayBeADevicesMemoryToo) {
+  static unsigned in_program = 0;
+  unsigned on_stack = 0;
+  std::vector<unsigned> on_heap = {0};
+  const auto write = [](unsigned* out) {
+    launch(write_one, dim3(1), 1, 0, nullptr, Destination{.before = 7, .out = out});
+  };
+  emulation::allow_host_memory(emulation::HostMemory::heap);
+  EXPECT_THROW(write(&in_program), emulation::Error);
+  EXPECT_THROW(write(&on_stack), emulation::Error);
+  write(on_heap.data());
+  emulation::allow_host_memory(emulation::HostMemory::none);
+  EXPECT_THROW(write(on_heap.data()), emulation::Error);
+  emulation::allow_host_memory(emulation::HostMemory::any);
+  write(&on_stack);
+  EXPECT_EQ(std::vector<unsigned>({in_program, on_stack, on_heap[0]}),
+            std::vector<unsigned>({0, 1, 1}));
 }
 
 TEST(EmulatedDevice, EveryThreadRunsOnce) {

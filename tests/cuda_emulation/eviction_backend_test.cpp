@@ -77,6 +77,26 @@ TEST_F(EvictionBackend, ListsMayChangeAsSoonAsACallReturns) {
   }
 }
 
+// On either side.
+TEST_F(EvictionBackend, WithoutMemoryForListsACallIsRefusedAndTheNextOneWorks) {
+  for (const int64_t others : {0, 1}) {
+    const std::shared_ptr<CudaBackend> backend = make_cuda_backend(0);
+    const RowsBuffer query = random_rows(1, 1);
+    const Rows from(backend, query);
+    const Rows to(backend, random_rows(1, 2));
+    const int64_t first = 0;
+    const PushQueriesParams params = {
+        .query = from.view, .rows = &first, .entries = &first, .count = 1, .buffer = to.view};
+    emulation::fail_allocation_after(others);
+    EXPECT_THROW(backend->push_queries(params), Error);
+    backend->push_queries(params);
+    std::vector<float> result(static_cast<size_t>(kHeads * kHeadSize));
+    backend->download(to.view.data, result.data(), to.memory.bytes());
+    const auto* expected = static_cast<const float*>(query.view().data);
+    EXPECT_TRUE(std::equal(result.begin(), result.end(), expected));
+  }
+}
+
 TEST_F(EvictionBackend, AStepWithoutAnEventNeitherWaitsNorAllocates) {
   constexpr int64_t kRequests = 3;
   constexpr int64_t kLayers = 2;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernel_calls.h"
+#include "phasekv/error.h"
 #include "streams.h"
 
 namespace phasekv::cuda {
@@ -78,6 +79,24 @@ TEST_F(RoundTrip, WhatIsForgottenDoesNotCome) {
   trips_.wait(nullptr);
   EXPECT_EQ(forgotten.answer, std::vector<float>(7, -1.0F));
   EXPECT_EQ(kept.answer, kept.sent);
+}
+
+// On either side, at first and where the memory must grow.
+TEST_F(RoundTrip, WithoutMemoryACallIsRefusedAndTheNextOneWorks) {
+  for (const size_t floats : {size_t{7}, size_t{1} << 19}) {
+    for (const int64_t others : {0, 1}) {
+      RoundTrips trips;
+      if (floats > 7) {
+        const Echo first(&trips, 7, 1.0F);
+        trips.wait(nullptr);
+      }
+      emulation::fail_allocation_after(others);
+      EXPECT_THROW(Echo(&trips, floats, 2.0F), Error);
+      const Echo next(&trips, 7, 3.0F);
+      trips.wait(nullptr);
+      EXPECT_EQ(next.answer, next.sent);
+    }
+  }
 }
 
 TEST_F(RoundTrip, AnEmptyListIsNull) {

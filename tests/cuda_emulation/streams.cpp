@@ -1,5 +1,7 @@
 #include "streams.h"
 
+#include <link.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -27,8 +29,9 @@ struct Stream {
 };
 
 Pace current_pace = Pace::at_once;
-bool is_host_memory_allowed = true;
+HostMemory allowed_host_memory = HostMemory::any;
 Costs current_costs;
+int64_t allocations_before_a_failure = -1;  // -1: none fails
 
 std::map<void*, Stream>& streams() {
   static std::map<void*, Stream> all;
@@ -53,6 +56,37 @@ bool is_mapped(uintptr_t address) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   unsigned char is_resident = 0;
   return mincore(reinterpret_cast<void*>(address / page * page), 1, &is_resident) == 0;
+}
+
+// Whether the address is in this thread's stack.
+bool is_on_stack(uintptr_t address) {
+  pthread_attr_t attributes;
+  void* begin = nullptr;
+  size_t bytes = 0;
+  pthread_getattr_np(pthread_self(), &attributes);
+  pthread_attr_getstack(&attributes, &begin, &bytes);
+  pthread_attr_destroy(&attributes);
+  return address - reinterpret_cast<uintptr_t>(begin) < bytes;
+}
+
+// Whether the address is in the code or the data of the program or one of its libraries.
+bool is_in_program(uintptr_t address) {
+  const auto contains = [](dl_phdr_info* object, size_t /*size*/, void* sought) {
+    for (int i = 0; i < object->dlpi_phnum; ++i) {
+      const auto& segment = object->dlpi_phdr[i];
+      const uintptr_t begin = object->dlpi_addr + segment.p_vaddr;
+      if (segment.p_type != PT_LOAD) continue;
+      if (*static_cast<uintptr_t*>(sought) - begin < segment.p_memsz) return 1;
+    }
+    return 0;
+  };
+  return dl_iterate_phdr(contains, &address) != 0;
+}
+
+bool may_be_given(uintptr_t address) {
+  if (is_on_device(address, 1) || !is_mapped(address)) return true;
+  if (allowed_host_memory == HostMemory::none) return false;
+  return !is_on_stack(address) && !is_in_program(address);
 }
 
 void work_until(Stream& stream, uint64_t count) {
@@ -113,21 +147,27 @@ void check_on_device(const void* begin, size_t bytes, const char* what) {
   throw Error(std::string(what) + " memory that is not a device's");
 }
 
-void allow_host_memory(bool is_allowed) { is_host_memory_allowed = is_allowed; }
+void allow_host_memory(HostMemory allowed) { allowed_host_memory = allowed; }
 
 void check_argument_bytes(const void* argument, size_t bytes) {
-  if (is_host_memory_allowed) return;
+  if (allowed_host_memory == HostMemory::any) return;
   for (size_t at = 0; at + sizeof(uintptr_t) <= bytes; at += sizeof(uintptr_t)) {
     uintptr_t word = 0;
     std::memcpy(&word, static_cast<const char*>(argument) + at, sizeof(word));
-    if (word < kLowestAddress || is_on_device(word, 1) || !is_mapped(word)) continue;
-    throw Error("a kernel was given an address of the host's memory, in byte " +
+    if (word < kLowestAddress || may_be_given(word)) continue;
+    const bool is_heap_allowed = allowed_host_memory == HostMemory::heap;
+    throw Error(std::string("a kernel was given an address of the host's ") +
+                (is_heap_allowed ? "stack or program" : "memory") + ", in byte " +
                 std::to_string(at) + " of an argument");
   }
 }
 
 Costs costs() { return current_costs; }
 void count_wait() { ++current_costs.waits; }
-void count_allocation() { ++current_costs.allocations; }
+bool count_allocation() {
+  ++current_costs.allocations;
+  return allocations_before_a_failure < 0 || allocations_before_a_failure-- > 0;
+}
+void fail_allocation_after(int64_t others) { allocations_before_a_failure = others; }
 
 }  // namespace phasekv::emulation

@@ -37,9 +37,14 @@ void free_on_device(void* memory);
 // Throws Error unless [begin, begin + bytes) is memory of a device.
 void check_on_device(const void* begin, size_t bytes, const char* what);
 
-// Whether kernels may be given the host's memory, as the tests of the ops do. Where they may not,
-// every address in a kernel's arguments is checked.
-void allow_host_memory(bool is_allowed);
+// What of the host's memory kernels may be given. Where not all of it, every address in a kernel's
+// arguments is checked.
+enum class HostMemory {
+  any,
+  heap,  // as the tests of the ops may: on a device their heap is its memory too, a stack is not
+  none,
+};
+void allow_host_memory(HostMemory allowed);
 void check_argument_bytes(const void* argument, size_t bytes);
 
 // How often the host waited for a stream or an event, and asked for memory of a device or pinned
@@ -52,6 +57,10 @@ struct Costs {
 };
 Costs costs();
 void count_wait();
-void count_allocation();
+// Whether there is memory for it.
+bool count_allocation();
+
+// Lets the allocation after so many others fail, once.
+void fail_allocation_after(int64_t others);
 
 }  // namespace phasekv::emulation
