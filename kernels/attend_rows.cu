@@ -80,7 +80,8 @@ struct TileShape {
 TileShape tile_shape_of(const AttendRowsParams& params) {
   const int64_t head_size = params.key.head_size;
   if (!uses_tensor_cores(params)) {
-    return {head_size <= 64 ? 64 : head_size <= 128 ? 128 : 256, kSimtVectors, kSimtKeys};
+    const int dims = head_size <= 64 ? 64 : head_size <= 128 ? 128 : 256;
+    return {dims, kSimtVectors, simt_keys(dims)};
   }
   for (const int dims : {64, 96, 128, 192}) {
     if (head_size <= dims) return {dims, kTileVectors, dims <= 128 ? 64 : 32};

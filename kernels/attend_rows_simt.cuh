@@ -15,18 +15,23 @@ namespace phasekv::cuda {
 
 inline constexpr int kSimtThreads = 128;
 inline constexpr int kSimtVectors = 32;
-inline constexpr int kSimtKeys = 32;
 inline constexpr int kSimtColumns = 16;  // threads that share 4 query vectors
 inline constexpr int kSimtRows = 4;
+
+// Keys that are taken at a time: so many that devices with the least shared memory, 99 KiB a block
+// (compute capability 8.6, 8.9 and 12.0), have room for them.
+constexpr int simt_keys(int dims) { return dims <= 128 ? 32 : 16; }
 
 template <int kDims>
 struct SimtMemory {
   static constexpr int kStride = kDims + 1;
+  static constexpr int kKeys = simt_keys(kDims);
+  static constexpr int kWeightStride = kKeys + 1;
 
   float queries[kSimtVectors * kStride];
-  float keys[kSimtKeys * kStride];
-  float values[kSimtKeys * kStride];
-  float weights[kSimtVectors * (kSimtKeys + 1)];
+  float keys[kKeys * kStride];
+  float values[kKeys * kStride];
+  float weights[kSimtVectors * kWeightStride];
   int limits[kSimtVectors];
 };
 
@@ -35,7 +40,8 @@ __device__ inline void load_simt_tile(const PagedView& view, const int32_t* tabl
                                       int first, int end, float* tile) {
   const int head_size = static_cast<int>(view.head_size);
   const auto block_size = static_cast<uint32_t>(view.block_size);
-  for (int i = static_cast<int>(threadIdx.x); i < kSimtKeys * head_size; i += kSimtThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < SimtMemory<kDims>::kKeys * head_size;
+       i += kSimtThreads) {
     const int key = i / head_size;
     const int dim = i - key * head_size;
     float x = 0.0F;
@@ -69,13 +75,15 @@ __device__ inline float half_warp_sum(float x) {
 }
 
 // Block (row tile, KV head and head tile, part). Thread (c, r) takes query vectors 4 r .. 4 r + 3,
-// of their scores those of keys c and c + 16, and of their outputs dimensions c, c + 16, ...
+// of their scores those of keys c, c + 16, ..., and of their outputs dimensions c, c + 16, ...
 template <int kDims>
 __global__ void __launch_bounds__(kSimtThreads)
     attend_simt_kernel(AttendRowsParams params, AttendGrid grid) {
   using Memory = SimtMemory<kDims>;
   constexpr int kStride = Memory::kStride;
-  constexpr int kWeightStride = kSimtKeys + 1;
+  constexpr int kKeys = Memory::kKeys;
+  constexpr int kKeysPerThread = kKeys / kSimtColumns;
+  constexpr int kWeightStride = Memory::kWeightStride;
   constexpr int kDimsPerThread = kDims / kSimtColumns;
   auto& memory = *reinterpret_cast<Memory*>(dynamic_shared_memory());
   const TileRows rows(grid, params.num_requests, blockIdx.x);
@@ -124,37 +132,44 @@ __global__ void __launch_bounds__(kSimtThreads)
   float sum[kSimtRows] = {};  // of this thread's weights
 #pragma unroll
   for (float& x : maximum) x = -INFINITY;
-  for (int first = begin; first < end; first += kSimtKeys) {
+  for (int first = begin; first < end; first += kKeys) {
     load_simt_tile<kDims>(params.key, table, kv_head, first, end, memory.keys);
     load_simt_tile<kDims>(params.value, table, kv_head, first, end, memory.values);
     __syncthreads();
-    float scores[kSimtRows][2] = {};
+    float scores[kSimtRows][kKeysPerThread] = {};
     for (int d = 0; d < head_size; ++d) {
-      const float key_0 = memory.keys[column * kStride + d];
-      const float key_1 = memory.keys[(column + kSimtColumns) * kStride + d];
+      float own_keys[kKeysPerThread];
+#pragma unroll
+      for (int k = 0; k < kKeysPerThread; ++k) {
+        own_keys[k] = memory.keys[(column + k * kSimtColumns) * kStride + d];
+      }
 #pragma unroll
       for (int r = 0; r < kSimtRows; ++r) {
         const float query = queries[r * kStride + d];
-        scores[r][0] = fmaf(query, key_0, scores[r][0]);
-        scores[r][1] = fmaf(query, key_1, scores[r][1]);
+#pragma unroll
+        for (int k = 0; k < kKeysPerThread; ++k) {
+          scores[r][k] = fmaf(query, own_keys[k], scores[r][k]);
+        }
       }
     }
 #pragma unroll
     for (int r = 0; r < kSimtRows; ++r) {
       const int limit = memory.limits[first_vector + r];
+      float most = maximum[r];
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
+      for (int k = 0; k < kKeysPerThread; ++k) {
         const int at = first + column + k * kSimtColumns;
         scores[r][k] = at < limit ? scores[r][k] * params.scale : -INFINITY;
+        most = fmaxf(most, scores[r][k]);
       }
-      const float most = half_warp_max(fmaxf(maximum[r], fmaxf(scores[r][0], scores[r][1])));
+      most = half_warp_max(most);
       // Without a key yet, anything finite: no difference of infinities.
       const float base = most == -INFINITY ? 0.0F : most;
       const float rescale = expf(maximum[r] - base);
       maximum[r] = most;
       float added = 0.0F;
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
+      for (int k = 0; k < kKeysPerThread; ++k) {
         const float weight = expf(scores[r][k] - base);
         memory.weights[(first_vector + r) * kWeightStride + column + k * kSimtColumns] = weight;
         added += weight;
@@ -164,7 +179,7 @@ __global__ void __launch_bounds__(kSimtThreads)
       for (float& x : output[r]) x *= rescale;
     }
     __syncwarp();  // a vector's weights come from its own half of the warp
-    for (int k = 0; k < kSimtKeys; ++k) {
+    for (int k = 0; k < kKeys; ++k) {
       float weights[kSimtRows];
 #pragma unroll
       for (int r = 0; r < kSimtRows; ++r) {

@@ -17,7 +17,26 @@ inline void check_launch(cudaError_t error) {
   static_cast<void>(
       cudaGetLastError());  // what can be recovered from is not left for the next call
   throw Error(ErrorCode::missing_capability, "cuda", cudaGetErrorString(error),
-              "kernels were built for compute capability 8.0 and later, and need such a device");
+              "kernels were built for compute capability 8.0 and later, and need such a device; "
+              "the error may also be that of work which was launched before");
+}
+
+// Lets a kernel have more shared memory than every device gives. Throws missing_capability where
+// the current device has less.
+template <typename Kernel>
+void allow_shared_memory(Kernel* kernel, size_t bytes) {
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (error == cudaSuccess) return;
+  int device = 0;
+  int most = 0;
+  static_cast<void>(cudaGetDevice(&device));
+  static_cast<void>(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  if (bytes <= static_cast<size_t>(most)) check_launch(error);
+  static_cast<void>(cudaGetLastError());
+  throw Error(ErrorCode::missing_capability, "cuda",
+              std::to_string(bytes) + " bytes of shared memory",
+              "the device has " + std::to_string(most) + " for a block");
 }
 
 // Blocks of `threads` x 1 x 1 in stream order. Throws missing_capability if the device refuses.
@@ -25,10 +44,7 @@ template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared_bytes,
             Stream stream, Arguments&&... arguments) {
   constexpr size_t kSharedBytesWithoutOptIn = 48 * 1024;
-  if (shared_bytes > kSharedBytesWithoutOptIn) {
-    check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(shared_bytes)));
-  }
+  if (shared_bytes > kSharedBytesWithoutOptIn) allow_shared_memory(kernel, shared_bytes);
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);

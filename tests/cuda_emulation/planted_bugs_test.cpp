@@ -363,12 +363,14 @@ std::string refusal(dim3 grid, unsigned threads, size_t shared_bytes) {
 }
 
 TEST(PlantedBugs, LimitsOfALaunch) {
-  EXPECT_EQ(refusal(dim3(1), 1024, 163 * 1024), "");
+  EXPECT_EQ(refusal(dim3(1), 1024, emulation::kMaxSharedBytes), "");
   EXPECT_NE(refusal(dim3(1), 1025, 0), "");
   EXPECT_NE(refusal(dim3(0), 32, 0), "");
   EXPECT_NE(refusal(dim3(1, 65536), 32, 0), "");
   EXPECT_NE(refusal(dim3(1, 1, 65536), 32, 0), "");
-  EXPECT_NE(refusal(dim3(1), 32, 163 * 1024 + 1), "");
+  const std::string refused = refusal(dim3(1), 32, emulation::kMaxSharedBytes + 1);
+  EXPECT_NE(refused.find("101377 bytes of shared memory"), std::string::npos) << refused;
+  EXPECT_NE(refused.find("the device has 101376 for a block"), std::string::npos) << refused;
   // More than 48 KiB must be asked for, which launch() does.
   cudaLaunchConfig_t config;
   config.dynamicSmemBytes = 48 * 1024 + 1;

@@ -46,11 +46,11 @@ struct Coordinates {
 };
 extern Coordinates running;
 
-// ---- Limits of compute capability 8.0.
+// ---- Limits of compute capability 8.0, and of 8.6, 8.9 and 12.0 where theirs are lower.
 inline constexpr unsigned kMaxThreadsPerBlock = 1024;
 inline constexpr unsigned kMaxGridX = 0x7FFFFFFF;
 inline constexpr unsigned kMaxGridYZ = 65535;
-inline constexpr size_t kMaxSharedBytes = 163 * 1024;
+inline constexpr size_t kMaxSharedBytes = 99 * 1024;
 inline constexpr size_t kSharedBytesWithoutOptIn = 48 * 1024;
 inline constexpr size_t kMaxParameterBytes = 4096;
 
