@@ -3,7 +3,8 @@
 The shapes are one layer of Llama 3.1 8B: 8 KV heads, 32 query heads, head size 128, bfloat16,
 blocks of 16 tokens. Before every call the L2 cache is overwritten. Moves are measured against a
 copy of a gibibyte, products against a large matrix product, both in the same run; times are CUDA
-events'. FlashInfer stands beside where it is installed.
+events', without what the host needs for a call. FlashInfer stands beside where it is installed.
+What fails is named in its row, and does not stop the others.
 
 Example: python benchmarks/cuda/kernel_speed.py --json kernels.json
 
@@ -18,7 +19,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from phasekv.evaluation.machine import describe_machine
 KV_HEADS, GROUP, HEAD_SIZE, BLOCK_SIZE = 8, 4, 128, 16
 DTYPE = torch.bfloat16
 CHUNK, TOKENS_PER_PROBE, BUFFERED_QUERIES = 200, 10, 32
+CYCLES_BEFORE_A_CALL = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Timer:
             run()
             return time.perf_counter() - begin
         begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # The device waits a millisecond or so: by then the host has asked for all that is timed.
+        torch.cuda._sleep(CYCLES_BEFORE_A_CALL)
         begin_event.record()
         run()
         end_event.record()
@@ -343,7 +347,8 @@ def scores(layer: Layer) -> list[Work]:
 def bounds(device: torch.device, timer: Timer) -> tuple[float, float]:
     """Bytes a second of a copy, both ways counted, and FLOP/s of a matrix product."""
     size = 1 << 30 if device.type == "cuda" else 1 << 24
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    # No zeros: they are moved faster.
+    source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copied = 2 * size / statistics.median(timer(lambda: target.copy_(source)))
     edge = 8192 if device.type == "cuda" else 512
@@ -373,14 +378,42 @@ def measure(work: Work, timer: Timer, copied: float, product: float) -> dict[str
         "bound": "copy" if work.bytes / copied >= work.flop / product else "matrix product",
         "share": least / median,
     }
-    row["peer_microseconds"] = {
-        name: 1e6 * statistics.median(timer(run)) for name, run in work.peers.items()
-    }
+    row["peer_microseconds"], row["peer_errors"] = {}, {}
+    for name, run in work.peers.items():
+        try:
+            row["peer_microseconds"][name] = 1e6 * statistics.median(timer(run))
+        except Exception as error:  # another library's, which may need what is not there
+            row["peer_errors"][name] = str(error)
     return row
 
 
+def describe(row: dict[str, Any]) -> str:
+    """One line of the table."""
+    line = f"{row['op']:24} {row['tokens']:6} tokens"
+    if "error" in row:
+        return f"{line}  failed: {row['error']}"
+    peers = "".join(f"  {name} {us:.1f} us" for name, us in row["peer_microseconds"].items())
+    failed = "".join(f"  {name} failed: {error}" for name, error in row["peer_errors"].items())
+    return (
+        f"{line}  {row['microseconds']:9.1f} us"
+        f"  {row['share']:5.0%} of a {row['bound']}{peers}{failed}"
+    )
+
+
+def measure_all(
+    tokens: int, device: torch.device, timer: Timer, copied: float, product: float
+) -> Iterator[dict[str, Any]]:
+    """A row for each op, also for one that fails."""
+    layer = Layer(tokens, device)
+    for work in [*copies(layer), *(attention(layer, r) for r in (1.0, 0.1)), *scores(layer)]:
+        try:
+            yield measure(work, timer, copied, product)
+        except Exception as error:
+            yield {"op": work.op, "tokens": tokens, "error": str(error)}
+
+
 def main() -> int:
-    """Runs everything; 0 also where there is no device, which it says."""
+    """Runs everything; 0 if no op has failed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 32768])
@@ -389,8 +422,8 @@ def main() -> int:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        print("skipped: torch sees no CUDA device", file=sys.stderr)
-        return 0
+        print("torch sees no CUDA device", file=sys.stderr)
+        return 2
     torch.manual_seed(1)
     timer = Timer(device, arguments.repetitions)
     copied, product = bounds(device, timer)
@@ -398,29 +431,22 @@ def main() -> int:
     if device.type == "cuda":
         machine["device"] = torch.cuda.get_device_name(device)
     print(f"copy {copied / 1e9:.0f} GB/s, matrix product {product / 1e12:.2f} TFLOP/s")
-    rows = []
+    rows: list[dict[str, Any]] = []
+    result = {
+        "machine": machine,
+        "copy_bytes_per_s": copied,
+        "matrix_product_flop_per_s": product,
+        "rows": rows,
+    }
     for tokens in arguments.tokens:
-        layer = Layer(tokens, device)
-        works = [*copies(layer), *(attention(layer, r) for r in (1.0, 0.1)), *scores(layer)]
-        for work in works:
-            row = measure(work, timer, copied, product)
+        for row in measure_all(tokens, device, timer, copied, product):
             rows.append(row)
-            peers = "".join(
-                f"  {name} {us:.1f} us" for name, us in row["peer_microseconds"].items()
-            )
-            print(
-                f"{row['op']:24} {tokens:6} tokens  {row['microseconds']:9.1f} us"
-                f"  {row['share']:5.0%} of a {row['bound']}{peers}"
-            )
-    if arguments.json is not None:
-        result = {
-            "machine": machine,
-            "copy_bytes_per_s": copied,
-            "matrix_product_flop_per_s": product,
-            "rows": rows,
-        }
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    return 0
+            print(describe(row), flush=True)
+            # Anew for each row: nobody knows how long the device is there.
+            if arguments.json is not None:
+                text = json.dumps(result, indent=2)
+                arguments.json.write_text(text + "\n", encoding="utf-8")
+    return 1 if any("error" in row for row in rows) else 0
 
 
 if __name__ == "__main__":
