@@ -199,18 +199,26 @@ if [[ -z $can_measure ]]; then
 elif [[ -z $model ]]; then
   skip prefill "no model folder was given"
   skip throughput "no model folder was given"
+elif [[ ! -f $model/config.json ]]; then
+  skip prefill "$model has no config.json"
+  skip throughput "$model has no config.json"
 elif ! "$python" -c 'import vllm' 2>>"$log"; then
   skip prefill "$python has no vllm"
   skip throughput "$python has no vllm"
 else
-  layers=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["num_hidden_layers"])' \
-    "$model/config.json")
+  # Layers, and the lengths of prompts that the model has positions for.
+  read -ra numbers < <("$python" -c '
+import json, sys
+config = json.load(open(sys.argv[1]))
+longest = config["max_position_embeddings"] - 64
+print(config["num_hidden_layers"], *(n for n in (2048, 4096, 8192, 16384) if n <= longest))
+' "$model/config.json")
   # Plain vLLM and PhaseKV share the device.
   ! wanted prefill || step prefill "$python" benchmarks/prefill.py --model "$model" \
-    --dtype bfloat16 --tokens 2048 4096 8192 16384 --engines '{"gpu_memory_utilization": 0.4}' \
+    --dtype bfloat16 --tokens "${numbers[@]:1}" --engines '{"gpu_memory_utilization": 0.4}' \
     --json "$parts/prefill.json"
   ! wanted throughput || step throughput env VLLM_USE_V2_MODEL_RUNNER=0 "$python" \
-    benchmarks/throughput.py --model "$model" --layers "$layers" --dtype bfloat16 \
+    benchmarks/throughput.py --model "$model" --layers "${numbers[0]}" --dtype bfloat16 \
     --policies agentkv phase_balanced --json "$parts/throughput.json"
 fi
 for name in prefill throughput; do

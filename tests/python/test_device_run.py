@@ -96,10 +96,11 @@ printf '%s\\n' "$*" >>"$CALLS/python"
 case "$*" in
   "- "*) [[ -z $LACKING ]] || echo "$LACKING" ;;
   *torch.cuda.is_available*) ;;
-  "-c import vllm") exit 1 ;;
+  "-c import vllm") [[ $HAS_VLLM == yes ]] ;;
   "-m pip "*) mkdir -p build/cuda/site ;;
   "-m pytest "*) echo "3 passed" ;;
   *kernel_speed.py*) cp "$CALLS/kernels.json" "${@: -1}" ;;
+  *prefill.py*|*throughput.py*) echo '{"rows": []}' >"${@: -1}" ;;
   *) exec "$REAL_PYTHON" "$@" ;;
 esac
 """
@@ -144,7 +145,7 @@ class Machine:
         path.write_text(text)
         path.chmod(0o755)
 
-    def run(self, **settings: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *model: Path, **settings: str) -> subprocess.CompletedProcess[str]:
         """Run run.sh."""
         environment = {
             "PATH": f"{self.tools}:{os.environ['PATH']}",
@@ -153,11 +154,12 @@ class Machine:
             "REAL_PYTHON": sys.executable,
             "CMAKE_VERSION": "4.1.0",
             "HAS_DEVICE": "yes",
+            "HAS_VLLM": "no",
             "LACKING": "",
             **settings,
         }
         return subprocess.run(
-            [self.folder / "benchmarks" / "a100" / "run.sh", self.output],
+            [self.folder / "benchmarks" / "a100" / "run.sh", self.output, *model],
             env=environment,
             capture_output=True,
             text=True,
@@ -207,6 +209,28 @@ def test_everything_runs_for_this_device_and_is_collected(tmp_path: Path, reposi
     assert "-DCMAKE_CUDA_ARCHITECTURES=90-real" in configured
     assert f"-DFETCHCONTENT_SOURCE_DIR_GOOGLETEST={machine.folder}/build/googletest" in configured
     assert "--target phasekv_cuda_device_tests _core" in configured
+
+
+def test_a_model_is_measured_with_prompts_that_it_has_positions_for(
+    tmp_path: Path, repository: Path
+) -> None:
+    machine = Machine(tmp_path, repository, ["GatherScatter"])
+    model = tmp_path / "a model"
+    model.mkdir()
+    machine.run(model, STEPS="build package prefill throughput", HAS_VLLM="yes")
+    nothing = f"{model} has no config.json"
+    assert machine.statuses()["prefill"] == machine.statuses()["throughput"] == nothing
+    config = {"num_hidden_layers": 30, "max_position_embeddings": 8192}
+    (model / "config.json").write_text(json.dumps(config))
+    machine.run(model, STEPS="prefill")
+    assert machine.statuses() == {"prefill": f"{machine.tools}/python-of-the-device has no vllm"}
+    done = machine.run(model, STEPS="prefill throughput", HAS_VLLM="yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert machine.statuses() == {"prefill": 0, "throughput": 0}
+    assert {"prefill", "throughput"} <= set(machine.result())
+    called = machine.called("python")
+    assert f"prefill.py --model {model} --dtype bfloat16 --tokens 2048 4096 --engines" in called
+    assert f"throughput.py --model {model} --layers 30 --dtype bfloat16" in called
 
 
 def test_a_machine_without_a_device_is_told_so(tmp_path: Path, repository: Path) -> None:
