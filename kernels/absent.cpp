@@ -77,6 +77,13 @@ void keydiff_score(const KeydiffScoreParams& /*params*/, const Workspace& /*work
   refuse("cuda");
 }
 int64_t keydiff_score_workspace_bytes(const KeydiffScoreParams& /*params*/) { refuse("cuda"); }
+void expected_attention_score(const ExpectedAttentionScoreParams& /*params*/,
+                              const Workspace& /*workspace*/, Stream /*stream*/) {
+  refuse("cuda");
+}
+int64_t expected_attention_score_workspace_bytes(const ExpectedAttentionScoreParams& /*params*/) {
+  refuse("cuda");
+}
 void select_top(const SelectTopParams& /*params*/, const SelectTopOutput& /*output*/,
                 const Workspace& /*workspace*/, Stream /*stream*/) {
   refuse("cuda");

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <tuple>
@@ -9,6 +10,7 @@
 
 #include "device_memory.cuh"
 #include "list_staging.cuh"
+#include "ops/check_expected_attention.h"
 #include "ops/check_moves.h"
 #include "ops/key_range.h"
 #include "phasekv/cuda.h"
@@ -51,14 +53,14 @@ struct MoveLists {
   }
 };
 
-// A list among an op's arguments.
-template <typename Params, typename T>
+// A list among an op's arguments: a member of its Params, or a function that finds it there.
+template <typename Find>
 struct List {
-  const T* Params::* list;
+  Find find;
   int64_t count;
 };
-template <typename Params, typename T>
-List(const T* Params::*, int64_t) -> List<Params, T>;
+template <typename Find>
+List(Find, int64_t) -> List<Find>;
 
 // What an op computes: it overwrites what was there, or adds to it.
 enum class Before { overwritten, added_to };
@@ -213,6 +215,16 @@ class DeviceBackend final : public CudaBackend {
             cuda::keydiff_score_workspace_bytes);
   }
 
+  void expected_attention_score(const ExpectedAttentionScoreParams& params) override {
+    check_query_positions(params.query_positions, params.query.tokens);
+    compute(
+        params, scores_of(params, &ExpectedAttentionScoreParams::scores),
+        cuda::expected_attention_score, cuda::expected_attention_score_workspace_bytes,
+        List{&ExpectedAttentionScoreParams::positions, params.key.num_heads * params.tokens},
+        List{&ExpectedAttentionScoreParams::query_positions, params.query.tokens},
+        List{[](auto& of) -> auto& { return of.rope.frequencies; }, params.rope.rotary_dim / 2});
+  }
+
   void triattention_score(const TriattentionScoreParams& params) override {
     compute(
         params, scores_of(params, &TriattentionScoreParams::scores), cuda::triattention_score,
@@ -275,10 +287,10 @@ class DeviceBackend final : public CudaBackend {
   }
 
   // Runs an op over a request's held keys, with these of its lists, and asks for its answer.
-  template <typename Params, typename... T>
+  template <typename Params, typename... Find>
   void compute(const Params& params, const Answer<Params>& answer,
                void (*op)(const Params&, const cuda::Workspace&, cuda::Stream),
-               int64_t (*workspace_bytes)(const Params&), const List<Params, T>&... lists) {
+               int64_t (*workspace_bytes)(const Params&), const List<Find>&... lists) {
     check_key_range(params.key, params.block_table, params.first_token, params.tokens);
     if (params.tokens == 0) return;
     const cuda::DeviceGuard guard(device_);
@@ -287,12 +299,12 @@ class DeviceBackend final : public CudaBackend {
     const auto to = [&](float* room, int32_t* blocks, float* before, auto*... sent) {
       there.*answer.result = is_sent ? before : room;
       there.block_table = blocks;
-      ((there.*lists.list = sent), ...);
+      ((std::invoke(lists.find, there) = sent), ...);
     };
     std::apply(
         to, round_trips_.send(stream_, is_sent ? 0 : answer.count, blocks_of(there, params.tokens),
                               list_of<float>(params.*answer.result, is_sent ? answer.count : 0),
-                              list_of<T>(params.*lists.list, lists.count)...));
+                              list_of(std::invoke(lists.find, params), lists.count)...));
     const int64_t bytes = workspace_bytes(there);
     op(there, {.data = scratch(bytes), .bytes = bytes}, stream_);
     round_trips_.bring(there.*answer.result, params.*answer.result, answer.count, stream_);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "block_reduction.cuh"
 #include "key_directions.cuh"
 #include "key_tile.cuh"
 #include "launch.cuh"
@@ -286,16 +287,6 @@ __global__ void __launch_bounds__(kThreads)
       });
 }
 
-// Of all threads' values, in order. `values` [warps] is shared memory that nobody uses.
-template <typename Reduce>
-__device__ inline float reduce_in_block(float x, float* values, const Reduce& reduce) {
-  if (threadIdx.x % kWarpSize == 0) values[threadIdx.x / kWarpSize] = x;
-  __syncthreads();
-  x = values[0];
-  for (int i = 1; i < kSoftmaxThreads / kWarpSize; ++i) x = reduce(x, values[i]);
-  return x;
-}
-
 // Block: a KV head.
 __global__ void __launch_bounds__(kSoftmaxThreads)
     soften_kernel(float* redundancy, int64_t tokens) {
@@ -305,12 +296,10 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
   for (int64_t i = threadIdx.x; i < tokens; i += kSoftmaxThreads) {
     maximum = fmaxf(maximum, values[i]);
   }
-  maximum =
-      reduce_in_block(warp_max(maximum), shared, [](float a, float b) { return fmaxf(a, b); });
+  maximum = block_max<kSoftmaxThreads>(maximum, shared);
   float sum = 0.0F;
   for (int64_t i = threadIdx.x; i < tokens; i += kSoftmaxThreads) sum += expf(values[i] - maximum);
-  sum = reduce_in_block(warp_sum(sum), shared + kSoftmaxThreads / kWarpSize,
-                        [](float a, float b) { return a + b; });
+  sum = block_sum<kSoftmaxThreads>(sum, shared + kSoftmaxThreads / kWarpSize);
   for (int64_t i = threadIdx.x; i < tokens; i += kSoftmaxThreads) {
     values[i] = expf(values[i] - maximum) / sum;
   }

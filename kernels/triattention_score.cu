@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "block_reduction.cuh"
 #include "key_tile.cuh"
 #include "launch.cuh"
 #include "ops/key_range.h"
@@ -173,16 +174,6 @@ struct Moments {
   float inverse_deviation;
 };
 
-// Of all threads' values. `sums` [kNormalizeWarps] is shared memory that nobody uses.
-__device__ inline float block_sum(float x, float* sums) {
-  x = warp_sum(x);
-  if (threadIdx.x % kWarpSize == 0) sums[threadIdx.x / kWarpSize] = x;
-  __syncthreads();
-  float sum = 0.0F;
-  for (int i = 0; i < kNormalizeWarps; ++i) sum += sums[i];
-  return sum;
-}
-
 // Block: a query head.
 __global__ void __launch_bounds__(kNormalizeThreads)
     find_moments_kernel(const float* raw, int64_t tokens, Moments* moments) {
@@ -191,13 +182,14 @@ __global__ void __launch_bounds__(kNormalizeThreads)
   const float share = 1.0F / static_cast<float>(tokens);
   float sum = 0.0F;
   for (int64_t i = threadIdx.x; i < tokens; i += kNormalizeThreads) sum += scores[i];
-  const float mean = share * block_sum(sum, sums);
+  const float mean = share * block_sum<kNormalizeThreads>(sum, sums);
   float squares = 0.0F;
   for (int64_t i = threadIdx.x; i < tokens; i += kNormalizeThreads) {
     const float distance = scores[i] - mean;
     squares = fmaf(distance, distance, squares);
   }
-  const float deviation = sqrtf(share * block_sum(squares, sums + kNormalizeWarps));
+  const float deviation =
+      sqrtf(share * block_sum<kNormalizeThreads>(squares, sums + kNormalizeWarps));
   if (threadIdx.x != 0) return;
   moments[blockIdx.x] = {mean, 1.0F / (deviation < kLeastDeviation ? kLeastDeviation : deviation)};
 }

@@ -90,7 +90,9 @@ void accumulate_attention(const AccumulateAttentionParams& params, const Workspa
                           Stream stream);
 int64_t accumulate_attention_workspace_bytes(const AccumulateAttentionParams& params);
 
-// Head sizes up to 256, and fewer than 2^31 tokens in a request, for all three.
+// Head sizes up to 256, and fewer than 2^31 tokens in a request, for all four. Of
+// expected_attention_score, queries of the keys' dtype, bfloat16 or float16, go to the tensor
+// cores.
 void triattention_score(const TriattentionScoreParams& params, const Workspace& workspace,
                         Stream stream);
 int64_t triattention_score_workspace_bytes(const TriattentionScoreParams& params);
@@ -98,6 +100,9 @@ void key_redundancy(const KeyRedundancyParams& params, const Workspace& workspac
 int64_t key_redundancy_workspace_bytes(const KeyRedundancyParams& params);
 void keydiff_score(const KeydiffScoreParams& params, const Workspace& workspace, Stream stream);
 int64_t keydiff_score_workspace_bytes(const KeydiffScoreParams& params);
+void expected_attention_score(const ExpectedAttentionScoreParams& params,
+                              const Workspace& workspace, Stream stream);
+int64_t expected_attention_score_workspace_bytes(const ExpectedAttentionScoreParams& params);
 
 // What select_top chooses, on the device. The host cannot refuse a score that is not a number
 // before it is ranked: it is named instead, and what was chosen then means nothing.

@@ -9,6 +9,7 @@
 #include "phasekv/ops/attend_rows.h"
 #include "phasekv/ops/compact.h"
 #include "phasekv/ops/divergence.h"
+#include "phasekv/ops/expected_attention_score.h"
 #include "phasekv/ops/gather_scatter.h"
 #include "phasekv/ops/key_redundancy.h"
 #include "phasekv/ops/keydiff_score.h"

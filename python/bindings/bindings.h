@@ -16,6 +16,7 @@ void register_apply_shift(pybind11::module_& module);
 void register_attend_rows(pybind11::module_& module);
 void register_compact(pybind11::module_& module);
 void register_divergence(pybind11::module_& module);
+void register_expected_attention_score(pybind11::module_& module);
 void register_gather_scatter(pybind11::module_& module);
 void register_key_redundancy(pybind11::module_& module);
 void register_keydiff_score(pybind11::module_& module);

@@ -1,9 +1,6 @@
 #include <pybind11/pybind11.h>
 
-#include <string>
-
 #include "bindings.h"
-#include "phasekv/error.h"
 #include "phasekv/ops/key_redundancy.h"
 #include "placed_kv.h"
 #include "request_keys.h"
@@ -13,26 +10,6 @@ namespace py = pybind11;
 
 namespace phasekv::bindings {
 namespace {
-
-// int32 [kv_heads, tokens], contiguous, or null for None.
-const int32_t* positions_of(const py::handle& object, int64_t kv_heads, int64_t tokens,
-                            OpCall& call) {
-  if (object.is_none()) return nullptr;
-  const Tensor table = tensor_of("positions", object, &call);
-  if (table.dtype != "int32") {
-    throw Error(ErrorCode::invalid_argument, "positions.dtype", table.dtype, "int32");
-  }
-  const bool has_shape =
-      table.dims() == 2 && table.shape[0] == kv_heads && table.shape[1] == tokens;
-  const bool is_contiguous = has_shape && (tokens <= 1 || table.strides[1] == 1) &&
-                             (kv_heads <= 1 || table.strides[0] == tokens);
-  if (!is_contiguous) {
-    throw Error(
-        ErrorCode::invalid_argument, "positions", table.shape_text(),
-        "[" + std::to_string(kv_heads) + ", " + std::to_string(tokens) + "] and contiguous");
-  }
-  return static_cast<const int32_t*>(table.data);
-}
 
 void compute(const PlacedView& paged, const py::handle& block_table, int64_t first_token,
              int64_t tokens, const py::handle& positions, float threshold,
@@ -44,7 +21,7 @@ void compute(const PlacedView& paged, const py::handle& block_table, int64_t fir
       .block_table = request_blocks(block_table, key, end_of_keys(first_token, tokens), &call),
       .first_token = first_token,
       .tokens = tokens,
-      .positions = positions_of(positions, key.num_heads, tokens, call),
+      .positions = key_positions(positions, key, tokens, call),
       .threshold = threshold,
       .redundancy = float_tensor("redundancy", redundancy, {key.num_heads, tokens}, &call)};
   const cuda::Workspace workspace =

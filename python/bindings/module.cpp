@@ -20,6 +20,7 @@ PYBIND11_MODULE(_core, module) {
   register_attend_rows(module);
   register_compact(module);
   register_divergence(module);
+  register_expected_attention_score(module);
   register_gather_scatter(module);
   register_key_redundancy(module);
   register_keydiff_score(module);

@@ -22,6 +22,14 @@ const int32_t* request_blocks(const py::handle& block_table, const PagedView& bl
   return list.data;
 }
 
+const int32_t* key_positions(const py::handle& positions, const PagedView& key, int64_t tokens,
+                             OpCall& call) {
+  if (positions.is_none()) return nullptr;
+  const Tensor table =
+      contiguous_tensor("positions", positions, "int32", {key.num_heads, tokens}, &call);
+  return static_cast<const int32_t*>(table.data);
+}
+
 int64_t end_of_keys(int64_t first_token, int64_t tokens) {
   if (tokens < 0) {
     throw Error(ErrorCode::invalid_argument, "tokens", std::to_string(tokens), "at least 0");

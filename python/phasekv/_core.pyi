@@ -228,6 +228,23 @@ def key_redundancy(
     redundancy: Tensor,
     stream: int | None = None,
 ) -> None: ...
+def expected_attention_score(
+    *,
+    query: Tensor,
+    query_positions: Tensor,
+    kv: PagedKV,
+    block_table: Tensor,
+    first_token: int,
+    tokens: int,
+    positions: Tensor | None = None,
+    sinks: int = 0,
+    rope: Rope,
+    next_position: int,
+    horizon: int = 512,
+    scale: float,
+    scores: Tensor,
+    stream: int | None = None,
+) -> None: ...
 def keydiff_score(
     *,
     key: PagedView,

@@ -6,6 +6,7 @@
 #include "phasekv/ops/attend_rows.h"
 #include "phasekv/ops/compact.h"
 #include "phasekv/ops/divergence.h"
+#include "phasekv/ops/expected_attention_score.h"
 #include "phasekv/ops/gather_scatter.h"
 #include "phasekv/ops/key_redundancy.h"
 #include "phasekv/ops/keydiff_score.h"
@@ -32,6 +33,7 @@ struct KernelTable {
   void (*compact)(const CompactParams&);
   void (*key_redundancy)(const KeyRedundancyParams&);
   void (*keydiff_score)(const KeydiffScoreParams&);
+  void (*expected_attention_score)(const ExpectedAttentionScoreParams&);
   void (*triattention_score)(const TriattentionScoreParams&);
   void (*quantize)(const QuantizeParams&);
   void (*dequantize)(const DequantizeParams&);

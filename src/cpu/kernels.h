@@ -19,6 +19,7 @@ void accumulate_attention(const AccumulateAttentionParams& params);
 void compact(const CompactParams& params);
 void key_redundancy(const KeyRedundancyParams& params);
 void keydiff_score(const KeydiffScoreParams& params);
+void expected_attention_score(const ExpectedAttentionScoreParams& params);
 void triattention_score(const TriattentionScoreParams& params);
 void quantize(const QuantizeParams& params);
 void dequantize(const DequantizeParams& params);

@@ -13,6 +13,7 @@
 #include "cpu/kernels.h"
 #include "cpu/key_columns.h"
 #include "cpu/key_directions.h"
+#include "cpu/parallel.h"
 #include "cpu/product.h"
 #include "cpu/scratch.h"
 #include "cpu/unpack.h"
@@ -294,22 +295,14 @@ class Redundancy {
   float cosine_[kChunkTokens] = {};   // and its cosine
 };
 
-int threads_for_pairs(const KeyRedundancyParams& params) {
-  constexpr int64_t kMultiplicationsPerThread = int64_t{1} << 18;
-  const int64_t pairs = params.tokens * params.tokens * params.key.num_heads;
-  const int64_t useful = pairs / (kMultiplicationsPerThread / params.key.head_size + 1);
-  const int64_t available = omp_in_parallel() != 0 ? 1 : omp_get_max_threads();
-  const int64_t threads = useful < available ? useful : available;
-  return threads < 1 ? 1 : static_cast<int>(threads);
-}
-
 }  // namespace
 
 void key_redundancy(const KeyRedundancyParams& params) {
   const int64_t heads = params.key.num_heads;
   const Redundancy prototype(params);
   const int64_t chunks = prototype.most_chunks();
-  const int threads = threads_for_pairs(params);
+  const int threads =
+      threads_for_products(params.tokens * params.tokens * heads, params.key.head_size);
   const Scratch memory(threads, prototype.floats_per_thread());
   const Scratch head_memory(heads, prototype.floats_per_head());
 #pragma omp parallel num_threads(threads)

@@ -9,14 +9,24 @@
 
 namespace phasekv::cpu::PHASEKV_ISA_NAMESPACE {
 
+// As many of the `useful` threads as there are.
+inline int threads_of(int64_t useful) {
+  const int64_t available = omp_in_parallel() != 0 ? 1 : omp_get_max_threads();
+  const int64_t threads = useful < available ? useful : available;
+  return threads < 1 ? 1 : static_cast<int>(threads);
+}
+
 // Threads worth waking for `bytes` of memory traffic: starting them costs as much as moving some
 // 100 KB, so each gets at least that.
 inline int threads_for(int64_t bytes) {
   constexpr int64_t kBytesPerThread = 128 * 1024;
-  const int64_t useful = bytes / kBytesPerThread;
-  const int64_t available = omp_in_parallel() != 0 ? 1 : omp_get_max_threads();
-  const int64_t threads = useful < available ? useful : available;
-  return threads < 1 ? 1 : static_cast<int>(threads);
+  return threads_of(bytes / kBytesPerThread);
+}
+
+// The same for dot products of so many elements.
+inline int threads_for_products(int64_t products, int64_t elements) {
+  constexpr int64_t kMultiplicationsPerThread = int64_t{1} << 18;
+  return threads_of(products / (kMultiplicationsPerThread / elements + 1));
 }
 
 struct Range {

@@ -55,6 +55,17 @@ struct Factors {
   const float* sine = nullptr;
 };
 
+// From those of every pair, in place: cosine and sine [rotary_dim], of which the first halves are
+// there.
+inline void lay_out_factors(const RopeView& rope, float* cosine, float* sine) {
+  if (rope.pairing == RopePairing::neox) return;
+  for (int64_t i = rope.rotary_dim / 2 - 1; i >= 0; --i) {  // from the last pair down
+    cosine[2 * i] = cosine[2 * i + 1] = cosine[i];
+    sine[2 * i + 1] = sine[i];
+    sine[2 * i] = -sine[i];
+  }
+}
+
 // Computes factors, and keeps them for as long as the delta stays the same.
 class FactorTable {
  public:
@@ -82,12 +93,7 @@ class FactorTable {
       cosine_[i] = static_cast<float>(factors.cos);
       sine_[i] = static_cast<float>(factors.sin);
     }
-    if (rope_.pairing == RopePairing::neox) return;
-    for (int64_t i = pairs - 1; i >= 0; --i) {  // in place, so from the last pair down
-      cosine_[2 * i] = cosine_[2 * i + 1] = cosine_[i];
-      sine_[2 * i + 1] = sine_[i];
-      sine_[2 * i] = -sine_[i];
-    }
+    lay_out_factors(rope_, cosine_, sine_);
   }
 
   RopeView rope_;

@@ -34,6 +34,9 @@ class CpuBackend final : public Backend {
     phasekv::key_redundancy(params);
   }
   void keydiff_score(const KeydiffScoreParams& params) override { phasekv::keydiff_score(params); }
+  void expected_attention_score(const ExpectedAttentionScoreParams& params) override {
+    phasekv::expected_attention_score(params);
+  }
   void triattention_score(const TriattentionScoreParams& params) override {
     phasekv::triattention_score(params);
   }

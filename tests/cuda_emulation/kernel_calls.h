@@ -87,6 +87,11 @@ struct KernelCalls {
     const Run run;
     cuda::keydiff_score(params, scratch.workspace(), nullptr);
   }
+  static void expected_attention_score(const ExpectedAttentionScoreParams& params) {
+    Scratch scratch(cuda::expected_attention_score_workspace_bytes(params));
+    const Run run;
+    cuda::expected_attention_score(params, scratch.workspace(), nullptr);
+  }
   static void quantize(const QuantizeParams& params) {
     const Run run;
     cuda::quantize(params, nullptr);
@@ -134,6 +139,7 @@ struct KernelCalls {
     table.triattention_score = triattention_score;
     table.key_redundancy = key_redundancy;
     table.keydiff_score = keydiff_score;
+    table.expected_attention_score = expected_attention_score;
     table.quantize = quantize;
     table.dequantize = dequantize;
     return table;

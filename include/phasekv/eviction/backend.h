@@ -43,6 +43,7 @@ class Backend {
   virtual void accumulate_attention(const AccumulateAttentionParams& params) = 0;
   virtual void key_redundancy(const KeyRedundancyParams& params) = 0;
   virtual void keydiff_score(const KeydiffScoreParams& params) = 0;
+  virtual void expected_attention_score(const ExpectedAttentionScoreParams& params) = 0;
   virtual void triattention_score(const TriattentionScoreParams& params) = 0;
 
   virtual bool computes_later() const = 0;
