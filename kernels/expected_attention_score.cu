@@ -55,9 +55,7 @@ struct ExpectationMemory {
 
 // Vectors that one of float32 becomes.
 template <typename T>
-constexpr int halves_of() {
-  return sizeof(T) == sizeof(float) ? 1 : 2;
-}
+constexpr int kHalvesOf = sizeof(T) == sizeof(float) ? 1 : 2;
 
 ExpectationMemory take_memory(const ExpectedAttentionScoreParams& params, Allotment& memory) {
   constexpr int64_t kAligned = 8;  // elements: 16 bytes of the smallest
@@ -105,42 +103,50 @@ __global__ void __launch_bounds__(kRotationThreads)
 }
 
 // One dimension of one query head.
-struct QueryDimension {
-  const ExpectedAttentionScoreParams* params;
-  const float* rotations;
-  int64_t head;
-  int64_t dim;
-
-  __device__ bool counts(int64_t query) const {
-    return params->query_positions[query] >= params->sinks;
+class QueryDimension {
+ public:
+  __device__ QueryDimension(const ExpectedAttentionScoreParams& params, const float* rotations,
+                            int64_t head, int dim)
+      : params_(params), rotations_(rotations), head_(head), dim_(dim) {
+    const auto pairs = static_cast<int>(params.rope.rotary_dim / 2);
+    is_rotated_ = dim < 2 * pairs;
+    if (!is_rotated_) return;
+    const bool is_neox = params.rope.pairing == RopePairing::neox;
+    pair_ = is_neox ? dim % pairs : dim / 2;
+    is_first_ = is_neox ? dim < pairs : dim % 2 == 0;
+    const int distance = is_neox ? pairs : 1;
+    other_ = is_first_ ? dim + distance : dim - distance;
   }
 
   // Of a query, turned; 0 beyond the head.
-  __device__ float at(int64_t query) const {
-    const RowsView& rows = params->query;
-    if (dim >= rows.head_size) return 0.0F;
-    const int64_t row = offset_of_row(rows, query, head);
-    const float x = load_element(rows.data, rows.dtype, row + dim);
-    const int64_t rotary_dim = params->rope.rotary_dim;
-    if (dim >= rotary_dim) return x;
-    const int64_t pairs = rotary_dim / 2;
-    const bool is_neox = params->rope.pairing == RopePairing::neox;
-    const int64_t pair = is_neox ? dim % pairs : dim / 2;
-    const bool is_first = is_neox ? dim < pairs : dim % 2 == 0;
-    const int64_t distance = is_neox ? pairs : 1;
-    const float y =
-        load_element(rows.data, rows.dtype, row + (is_first ? dim + distance : dim - distance));
-    const float cosine = rotations[query * rotary_dim + pair];
-    const float sine = rotations[query * rotary_dim + pairs + pair];
-    return fmaf(y, is_first ? -sine : sine, x * cosine);
+  __device__ float at(int query) const {
+    const RowsView& rows = params_.query;
+    if (dim_ >= rows.head_size) return 0.0F;
+    const int64_t row = offset_of_row(rows, query, head_);
+    const float x = load_element(rows.data, rows.dtype, row + dim_);
+    if (!is_rotated_) return x;
+    const float y = load_element(rows.data, rows.dtype, row + other_);
+    const float* rotation = rotations_ + query * params_.rope.rotary_dim;
+    const float sine = rotation[params_.rope.rotary_dim / 2 + pair_];
+    return fmaf(y, is_first_ ? -sine : sine, x * rotation[pair_]);
   }
+
+ private:
+  const ExpectedAttentionScoreParams& params_;
+  const float* rotations_;
+  int64_t head_;
+  int dim_;
+  bool is_rotated_;
+  bool is_first_ = false;  // of its pair
+  int pair_ = 0;
+  int other_ = 0;  // dimension of the pair
 };
 
 // One dimension of a vector of a query head.
 template <typename T>
 __device__ inline void store_vector_element(const ExpectationMemory& memory, int64_t head,
-                                            int vector, int64_t dim, float x) {
-  constexpr int kHalves = halves_of<T>();
+                                            int vector, int dim, float x) {
+  constexpr int kHalves = kHalvesOf<T>;
   const int64_t tile = head * memory.vector_tiles + vector / kVectorsPerTile;
   auto* to = static_cast<T*>(memory.vectors) +
              (tile * kHalves * kVectorsPerTile + vector % kVectorsPerTile) * memory.stride + dim;
@@ -164,13 +170,15 @@ __global__ void __launch_bounds__(kCentringThreads)
   auto& shared = *reinterpret_cast<CentringMemory*>(dynamic_shared_memory());
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const QueryDimension dimension = {&params, memory.rotations, blockIdx.x,
-                                    int64_t{blockIdx.y} * kWarpSize + lane};
+  const int64_t head = blockIdx.x;
+  const int dim = static_cast<int>(blockIdx.y) * kWarpSize + lane;
+  const QueryDimension dimension(params, memory.rotations, head, dim);
   const auto queries = static_cast<int>(params.query.tokens);
+  const auto counts = [&](int query) { return params.query_positions[query] >= params.sinks; };
   float sum = 0.0F;
   int count = 0;
   for (int query = warp; query < queries; query += kCentringWarps) {
-    if (!dimension.counts(query)) continue;
+    if (!counts(query)) continue;
     sum += dimension.at(query);
     ++count;
   }
@@ -185,13 +193,13 @@ __global__ void __launch_bounds__(kCentringThreads)
   }
   const float mean = count == 0 ? 0.0F : sum / static_cast<float>(count);
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *memory.num_queries = count;
-  if (dimension.dim >= memory.stride) return;
+  if (dim >= memory.stride) return;
   for (int vector = warp; vector < memory.vector_tiles * kVectorsPerTile;
        vector += kCentringWarps) {
     float x = 0.0F;
-    if (vector < queries && dimension.counts(vector)) x = dimension.at(vector) - mean;
+    if (vector < queries && counts(vector)) x = dimension.at(vector) - mean;
     if (vector == queries) x = mean;
-    store_vector_element<T>(memory, dimension.head, vector, dimension.dim, x);
+    store_vector_element<T>(memory, head, vector, dim, x);
   }
 }
 
@@ -217,7 +225,7 @@ __global__ void __launch_bounds__(kKeyTileThreads)
   using T = typename Tile::Element;
   auto& shared = *reinterpret_cast<typename Tile::Memory*>(dynamic_shared_memory());
   constexpr int kTiles = Tile::kKeysPerWarp / 8;
-  constexpr int kHalves = halves_of<T>();
+  constexpr int kHalves = kHalvesOf<T>;
   const auto group = static_cast<int>(params.query.heads / params.key.num_heads);
   const int first_member = static_cast<int>(blockIdx.z) * heads_per_block;
   const int heads = group - first_member < heads_per_block ? group - first_member : heads_per_block;

@@ -285,13 +285,13 @@ def scores(layer: Layer) -> list[Work]:
     heads = KV_HEADS * GROUP
     synthetic = few[0].float()
     norms = torch.ones(heads, HEAD_SIZE // 2, device=layer.device)
-    request = {
-        "key": layer.kv.key,
+    place = {
         "block_table": layer.table,
         "first_token": 0,
         "tokens": layer.tokens,
         "stream": layer.stream,
     }
+    request = {"key": layer.kv.key, **place}
     return [
         Work(
             "score_keys",
@@ -340,6 +340,23 @@ def scores(layer: Layer) -> list[Work]:
             lambda: _core.keydiff_score(scores=layer.floats[0], **request),
             bytes=keys + layer.floats[0].nbytes,
             flop=4.0 * KV_HEADS * layer.tokens * HEAD_SIZE,
+        ),
+        Work(
+            "expected_attention_score",
+            layer.tokens,
+            lambda: _core.expected_attention_score(
+                query=many,
+                query_positions=layer.order[-128:],
+                kv=layer.kv,
+                rope=layer.rope,
+                next_position=layer.tokens,
+                scale=HEAD_SIZE**-0.5,
+                scores=layer.floats[0],
+                **place,
+            ),
+            bytes=2 * keys + layer.floats[0].nbytes,
+            # Of the covariances, half of each, with every key.
+            flop=1.0 * heads * layer.tokens * HEAD_SIZE**2,
         ),
     ]
 

@@ -91,6 +91,7 @@ SEGMENTS, PROBES = 20, 30  # of mean_residual and apply_shift: chunks, and probe
 MEANS = SEGMENTS * KV_HEADS * HEAD_SIZE * 4
 AVERAGE_KEYS = TOKENS // 2
 BUFFERED_QUERIES = 32  # that score_keys takes
+EXPECTED_VECTORS = 2 * 144 * QUERY_HEADS  # two of each of 128 queries, their mean, and zeros
 KEY_TILE = r"\w*KeyTileI13__nv_bfloat16Li128E"
 KEY_TILE_BYTES = 128 * (HEAD_SIZE + 8) * 2
 
@@ -292,6 +293,33 @@ TABLE = (
         most_registers=64,
         least_bytes=TOKENS * (ROW + KV_HEADS * 4),
         planned_bytes=TOKENS * (ROW + 2 * KV_HEADS * 4),
+        flops=2 * TOKENS * KV_HEADS * HEAD_SIZE,
+        bound="memory",
+    ),
+    Kernel(
+        op="expected_attention_score, keys",
+        entry=rf"expect_logits_kernelI{KEY_TILE}",
+        family=r"expect_logits_kernelI\w*KeyTileI(13__nv_bfloat16|6__half)",
+        threads=128,
+        shared_bytes=KEY_TILE_BYTES,
+        most_registers=200,
+        least_bytes=TOKENS * (ROW + QUERY_HEADS * 4) + EXPECTED_VECTORS * HEAD_SIZE * 2,
+        # Every 128 keys of a KV head see all vectors of its query heads, mostly from the L2 cache.
+        planned_bytes=TOKENS * (ROW + QUERY_HEADS * 4)
+        + TOKENS // 128 * EXPECTED_VECTORS * HEAD_SIZE * 2,
+        flops=2 * TOKENS * EXPECTED_VECTORS * HEAD_SIZE,
+        bound="tensor cores",
+        on_tensor_cores=True,
+    ),
+    Kernel(
+        op="expected_attention_score, values",
+        entry=r"weigh_values_kernel",
+        family=r"weigh_values_kernel",
+        threads=128,
+        shared_bytes=0,
+        most_registers=64,
+        least_bytes=TOKENS * (ROW + QUERY_HEADS * 4 + KV_HEADS * 4),
+        planned_bytes=TOKENS * (ROW + QUERY_HEADS * 4 + 2 * KV_HEADS * 4),
         flops=2 * TOKENS * KV_HEADS * HEAD_SIZE,
         bound="memory",
     ),

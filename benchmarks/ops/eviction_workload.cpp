@@ -75,6 +75,7 @@ class EvictionWorkload final : public Workload {
     const int64_t layers = std::max<int64_t>(3, kWorkingSet / pool_bytes());
     for (int64_t i = 0; i < layers; ++i) layers_.push_back(make_layer(static_cast<uint32_t>(i)));
     scores_.resize(static_cast<size_t>(kPhases * shape.kv_heads * shape.tokens));
+    frequencies_.assign(static_cast<size_t>(shape.head_size / 2), 0.01);
     weights_.assign(static_cast<size_t>(query_heads() * shape.head_size), 0.1F);
   }
 
@@ -116,6 +117,8 @@ class EvictionWorkload final : public Workload {
     multiply("key_redundancy distinct", "tokens", pair_flop(),
              [this] { measure_redundancy(kAboveEverySimilarity); });
     multiply("key_redundancy similar", "tokens", pair_flop(), [this] { measure_redundancy(0.1F); });
+    multiply("expected_attention_score", "keys tokens", quadratic_flop(),
+             [this] { score_expectation(); });
     move("keydiff_score", "tokens", key_bytes(), 0, [this] { compare_directions(); });
     move("triattention_score", "tokens", key_bytes(), 0, [this] { score_triattention(); });
     move("push_queries", "", 2 * query_elements() * size_of(shape_.dtype), 0, [this] { push(); });
@@ -241,6 +244,11 @@ class EvictionWorkload final : public Workload {
     return static_cast<double>(shape_.tokens * shape_.tokens * shape_.kv_heads * shape_.head_size);
   }
 
+  // Of half a matrix of each query head with every key.
+  double quadratic_flop() const {
+    return static_cast<double>(query_heads() * shape_.tokens * shape_.head_size * shape_.head_size);
+  }
+
   void score(const PagedView& key, GroupReduction group) {
     score_keys({.query = rows_in(layer().query),
                 .key = key,
@@ -283,6 +291,21 @@ class EvictionWorkload final : public Workload {
                    .scores = scores_.data()});
   }
 
+  void score_expectation() {
+    expected_attention_score(
+        {.key = key(),
+         .value = value(),
+         .block_table = block_table_.data(),
+         .first_token = kFirstToken,
+         .tokens = shape_.tokens,
+         .query = rows_in(layer().query),
+         .query_positions = query_rows_.data(),
+         .rope = {.frequencies = frequencies_.data(), .rotary_dim = shape_.head_size},
+         .next_position = shape_.tokens,
+         .scale = scale(),
+         .scores = scores_.data()});
+  }
+
   void score_triattention() {
     triattention_score({.key = key(),
                         .block_table = block_table_.data(),
@@ -322,6 +345,7 @@ class EvictionWorkload final : public Workload {
   std::vector<int64_t> limits_;
   std::vector<int32_t> phases_;
   std::vector<int64_t> query_rows_;
+  std::vector<double> frequencies_;
   std::vector<float> scores_;
   std::vector<float> weights_;
 };

@@ -58,14 +58,12 @@ class Scorer {
   }
 
   // Step 1, of a query.
-  void find_rotation(int64_t query) const {
-    MeanRotation::fill(params_, query, shared_->rotations.part(query));
-  }
+  void turn(int64_t query) const { find_rotation(params_, query, shared_->rotations.part(query)); }
 
   // Step 2, of a query head.
   void expect(int64_t query_head) {
     const auto rotation_of = [&](int64_t query) {
-      return MeanRotation::of(params_.rope, shared_->rotations.part(query));
+      return rotation_in(shared_->rotations.part(query), params_.rope);
     };
     statistics_.expect(query_head, rotation_of, expectation_of(query_head));
   }
@@ -204,7 +202,7 @@ void expected_attention_score(const ExpectedAttentionScoreParams& params) {
   const int64_t parts = prototype.num_parts();
   const int threads = threads_for_products(query_heads * params.tokens, head_size * head_size / 2);
   const Scratch memory(threads, prototype.floats_per_thread());
-  const Scratch rotations(params.query.tokens, MeanRotation::floats_for(params.rope));
+  const Scratch rotations(params.query.tokens, floats_of_rotation(params.rope));
   const Scratch expectations(query_heads, Expectation::floats(head_size));
   const Scratch rows(query_heads, prototype.columns());
   const Shared shared = {rotations, expectations, rows};
@@ -213,7 +211,7 @@ void expected_attention_score(const ExpectedAttentionScoreParams& params) {
     Scorer worker = prototype;
     worker.set_memory(memory.part(omp_get_thread_num()), shared);
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < params.query.tokens; ++i) worker.find_rotation(i);
+    for (int64_t i = 0; i < params.query.tokens; ++i) worker.turn(i);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < query_heads; ++i) worker.expect(i);
 #pragma omp for schedule(dynamic, 1)

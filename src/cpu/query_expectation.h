@@ -36,35 +36,33 @@ struct Expectation {
   }
 };
 
-// The rotation that takes a query from its position to the mean of the positions to come.
-// `memory` has room for floats_for(rope).
-class MeanRotation {
- public:
-  static int64_t floats_for(const RopeView& rope) { return 2 * rope.rotary_dim; }
+// The rotation that takes a query from its position to the mean of the positions to come, in memory
+// of so many floats.
+inline int64_t floats_of_rotation(const RopeView& rope) { return 2 * rope.rotary_dim; }
 
-  static Factors of(const RopeView& rope, float* memory) {
-    return {memory, memory + rope.rotary_dim};
-  }
+inline Factors rotation_in(const float* memory, const RopeView& rope) {
+  return {memory, memory + rope.rotary_dim};
+}
 
-  // The mean of exp(i frequency t) over `horizon` positions t that follow one another is a
-  // geometric sum: the rotation of the middle, shortened.
-  static void fill(const ExpectedAttentionScoreParams& params, int64_t query, float* memory) {
-    const RopeView& rope = params.rope;
-    const auto horizon = static_cast<double>(params.horizon);
-    const auto ahead = static_cast<double>(params.next_position - params.query_positions[query]);
-    float* cosine = memory;
-    float* sine = memory + rope.rotary_dim;
-    for (int64_t i = 0; i < rope.rotary_dim / 2; ++i) {
-      const double half = rope.frequencies[i] / 2.0;
-      const double step = sin_cos(half).sin;
-      const double length = step == 0.0 ? 1.0 : sin_cos(horizon * half).sin / (horizon * step);
-      const SinCos middle = sin_cos(half * (2.0 * ahead + horizon - 1.0));
-      cosine[i] = static_cast<float>(length * middle.cos);
-      sine[i] = static_cast<float>(length * middle.sin);
-    }
-    lay_out_factors(rope, cosine, sine);
+// The mean of exp(i frequency t) over positions t that follow one another is a geometric sum: the
+// rotation of the middle, shortened.
+inline void find_rotation(const ExpectedAttentionScoreParams& params, int64_t query,
+                          float* memory) {
+  const RopeView& rope = params.rope;
+  const auto horizon = static_cast<double>(params.horizon);
+  const auto ahead = static_cast<double>(params.next_position - params.query_positions[query]);
+  float* cosine = memory;
+  float* sine = memory + rope.rotary_dim;
+  for (int64_t i = 0; i < rope.rotary_dim / 2; ++i) {
+    const double half = rope.frequencies[i] / 2.0;
+    const double step = sin_cos(half).sin;
+    const double length = step == 0.0 ? 1.0 : sin_cos(horizon * half).sin / (horizon * step);
+    const SinCos middle = sin_cos(half * (2.0 * ahead + horizon - 1.0));
+    cosine[i] = static_cast<float>(length * middle.cos);
+    sine[i] = static_cast<float>(length * middle.sin);
   }
-};
+  lay_out_factors(rope, cosine, sine);
+}
 
 // Works on one query head after another, in the memory of one thread.
 class QueryStatistics {
@@ -85,7 +83,7 @@ class QueryStatistics {
     products_ = packed_ + params_.query.tokens * kMicroRows;
   }
 
-  // rotation_of(query) is the MeanRotation of that query.
+  // rotation_of(query) is what find_rotation found.
   template <typename RotationOf>
   void expect(int64_t query_head, const RotationOf& rotation_of, const Expectation& to) {
     const int64_t count = take_queries(query_head, rotation_of);

@@ -298,6 +298,19 @@ class BadRequestArguments : public BadArguments {
             .tokens = kKeys,
             .scores = floats_.data()};
   }
+  ExpectedAttentionScoreParams expected_attention() {
+    ExpectedAttentionScoreParams params;
+    params.key = cache_.view(Half::key);
+    params.value = cache_.view(Half::value);
+    params.block_table = block_table_.data();
+    params.first_token = 18;
+    params.tokens = kKeys;
+    params.query = rows_.view();
+    params.query_positions = indices_.data();
+    params.rope = rope();
+    params.scores = floats_.data();
+    return params;
+  }
   TriattentionScoreParams triattention() {
     TriattentionScoreParams params;
     params.key = cache_.view(Half::key);
@@ -338,6 +351,7 @@ TEST_F(BadRequestArguments, KeyRange) {
   expect_refused(entry, "4", [&] { accumulate_attention(accumulate()); });
   expect_refused(entry, "4", [&] { key_redundancy(redundancy()); });
   expect_refused(entry, "4", [&] { keydiff_score(keydiff()); });
+  expect_refused(entry, "4", [&] { expected_attention_score(expected_attention()); });
   expect_refused(entry, "4", [&] { triattention_score(triattention()); });
   to_[2] = 14;
   expect_refused(entry, "4", [&] { compact(moves()); });
@@ -458,6 +472,35 @@ TEST_F(BadRequestArguments, KeptIndices) {
   const CompactionMoves moves = plan_compaction(std::vector<int64_t>{0, 1}, 1, 8);
   expect_refused("kept", "9", [&] { compaction_sources(moves, 9, 8); });
   expect_refused("moves.to[0]", "6", [&] { compaction_sources(moves, 1, 8); });
+}
+
+TEST_F(BadRequestArguments, ExpectedAttention) {
+  expected_attention_score(expected_attention());
+  const auto refused = [&](const std::string& argument, const std::string& value,
+                           const std::function<void(ExpectedAttentionScoreParams*)>& spoil) {
+    ExpectedAttentionScoreParams params = expected_attention();
+    spoil(&params);
+    expect_refused(argument, value, [&] { expected_attention_score(params); });
+  };
+  refused("value.head_size", "16", [](auto* params) { params->value.head_size = 16; });
+  refused("value.data", "null", [](auto* params) { params->value.data = nullptr; });
+  refused("query.heads", "1", [](auto* params) { params->query.heads = 1; });
+  refused("query_positions", "null", [](auto* params) { params->query_positions = nullptr; });
+  refused("sinks", "-1", [](auto* params) { params->sinks = -1; });
+  refused("rope.rotary_dim", "34", [](auto* params) { params->rope.rotary_dim = 34; });
+  refused("horizon", "0", [](auto* params) { params->horizon = 0; });
+  refused("next_position", "-1", [](auto* params) { params->next_position = -1; });
+  refused("next_position", "16777215", [](auto* params) {
+    params->next_position = (1 << 24) - 1;
+    params->horizon = 2;
+  });
+  refused("scale", "inf",
+          [](auto* params) { params->scale = std::numeric_limits<float>::infinity(); });
+  refused("scores", "null", [](auto* params) { params->scores = nullptr; });
+  for (const int64_t position : {-1, (1 << 24) + 1}) {
+    indices_[1] = position;
+    refused("query_positions[1]", std::to_string(position), [](auto* /*params*/) {});
+  }
 }
 
 TEST_F(BadRequestArguments, KeyScores) {

@@ -209,6 +209,18 @@ void use_all_request_ops(DataType dtype, int64_t block_size, int64_t first_token
                  .first_token = first_token,
                  .tokens = tokens,
                  .scores = scores});
+  const std::vector<double> frequencies(static_cast<size_t>(head_size / 2), 0.3);
+  expected_attention_score(
+      {.key = kv.key,
+       .value = kv.value,
+       .block_table = block_table,
+       .first_token = first_token,
+       .tokens = tokens,
+       .query = query,
+       .query_positions = rows.data(),
+       .rope = {.frequencies = frequencies.data(), .rotary_dim = head_size / 2 * 2},
+       .next_position = 40,
+       .scores = scores});
   triattention_score({.key = kv.key,
                       .block_table = block_table,
                       .first_token = first_token,

@@ -333,6 +333,8 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
   }
   if (kind != cudaMemcpyDeviceToHost) {
     phasekv::emulation::check_on_device(to, bytes, "a copy writes");
+  } else {
+    phasekv::emulation::count_bytes_to_host(bytes);
   }
   phasekv::emulation::enqueue(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "buffers.h"
@@ -144,7 +145,8 @@ class Evictions {
                   .query_heads = kHeads,
                   .kv_heads = kHeads,
                   .head_size = kHeadSize,
-                  .block_size = kBlockSize},
+                  .block_size = kBlockSize,
+                  .rope_frequencies = {1.0, 0.1}},
                  backend),
         cache_("vec", DataType::float32, kRequests * kBlocks, kHeads, kBlockSize, kHeadSize),
         cache_there_(backend, cache_.elements() * size_of(DataType::float32)),
@@ -187,6 +189,9 @@ class Evictions {
     }
   }
 
+  // Of a layer: keys of all requests and KV heads when an event comes.
+  int64_t scores_of_a_step() const { return kRequests * kHeads * (evictor_.held(0) + kBlockSize); }
+
   std::vector<EvictionReport> step() {
     begin(layers_);
     return evictor_.finish();
@@ -219,6 +224,7 @@ class Evictions {
 std::vector<Setting> settings_of_ops() {
   return {{.policy = "streaming_llm", .budget = 48},
           {.policy = "keydiff", .budget = 48},
+          {.policy = "expected_attention", .budget = 48, .options = {.queries = 16}},
           {.policy = "h2o", .budget = 48},
           {.policy = "r_kv", .budget = 48}};
 }
@@ -240,6 +246,20 @@ TEST_F(EvictionBackend, AStepWithEventsWaitsForAllLayersAndRequestsAtOnce) {
       // One more where a half of the staging memory is used again.
       EXPECT_LE(waits, 2);
     }
+  }
+}
+
+TEST_F(EvictionBackend, AnEventBringsNothingButScores) {
+  constexpr int64_t kLayers = 3;
+  for (const char* policy : {"streaming_llm", "keydiff", "expected_attention"}) {
+    SCOPED_TRACE(policy);
+    Evictions evictions(backend_, {.policy = policy, .budget = 48}, kLayers);
+    for (int64_t step = 0; step < 6; ++step) evictions.step();
+    const int64_t before = emulation::costs().bytes_to_host;
+    EXPECT_EQ(evictions.step().size(), 2U);
+    const bool has_scores = std::string_view(policy) != "streaming_llm";
+    EXPECT_EQ(emulation::costs().bytes_to_host - before,
+              has_scores ? kLayers * evictions.scores_of_a_step() * 4 : 0);
   }
 }
 

@@ -169,5 +169,8 @@ bool count_allocation() {
   return allocations_before_a_failure < 0 || allocations_before_a_failure-- > 0;
 }
 void fail_allocation_after(int64_t others) { allocations_before_a_failure = others; }
+void count_bytes_to_host(size_t bytes) {
+  current_costs.bytes_to_host += static_cast<int64_t>(bytes);
+}
 
 }  // namespace phasekv::emulation

@@ -48,10 +48,11 @@ void allow_host_memory(HostMemory allowed);
 void check_argument_bytes(const void* argument, size_t bytes);
 
 // How often the host waited for a stream or an event, and asked for memory of a device or pinned
-// memory: so that a test can see that it did not.
+// memory, and what it had copied from the device: so that a test can see that it did not.
 struct Costs {
   int64_t waits = 0;
   int64_t allocations = 0;
+  int64_t bytes_to_host = 0;
 
   bool operator==(const Costs&) const = default;
 };
@@ -59,6 +60,7 @@ Costs costs();
 void count_wait();
 // Whether there is memory for it.
 bool count_allocation();
+void count_bytes_to_host(size_t bytes);
 
 // Lets the allocation after so many others fail, once.
 void fail_allocation_after(int64_t others);

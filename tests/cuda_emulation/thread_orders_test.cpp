@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "buffers.h"
@@ -181,6 +182,24 @@ class Problem {
                    .tokens = 2 * kTokens,
                    .scores = floats_.data()});
   }
+  void score_by_expectation() {
+    std::vector<int32_t> positions(static_cast<size_t>(kHeads * kTokens));
+    std::iota(positions.begin(), positions.end(), 0);
+    expected_attention_score({.key = cache_.view(Half::key),
+                              .value = cache_.view(Half::value),
+                              .block_table = block_table_.data(),
+                              .first_token = 3,
+                              .tokens = kTokens,
+                              .positions = positions.data(),
+                              .query = query_.view(),
+                              .query_positions = indices_.data(),
+                              .sinks = 2,
+                              .rope = rope(),
+                              .next_position = 30,
+                              .horizon = 5,
+                              .scale = 0.1F,
+                              .scores = floats_.data()});
+  }
   void score_by_frequency() {
     const std::vector<float> query(static_cast<size_t>(2 * kHeads * query_.view().head_size), 0.3F);
     for (const bool normalizes : {false, true}) {
@@ -294,6 +313,9 @@ TEST(EveryThreadOrder, ScoreKeys) { expect_same_in_every_order(&Problem::score);
 TEST(EveryThreadOrder, AccumulateAttention) { expect_same_in_every_order(&Problem::accumulate); }
 TEST(EveryThreadOrder, KeyRedundancy) { expect_same_in_every_order(&Problem::find_redundancy); }
 TEST(EveryThreadOrder, KeydiffScore) { expect_same_in_every_order(&Problem::score_by_direction); }
+TEST(EveryThreadOrder, ExpectedAttentionScore) {
+  expect_same_in_every_order(&Problem::score_by_expectation);
+}
 TEST(EveryThreadOrder, Quantize) { expect_same_in_every_order(&Problem::quantize_rows); }
 TEST(EveryThreadOrder, TriattentionScore) {
   expect_same_in_every_order(&Problem::score_by_frequency);

@@ -472,6 +472,47 @@ def test_keydiff_score(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pairing", ["neox", "interleaved"])
+def test_expected_attention_score(dtype: torch.dtype, pairing: str) -> None:
+    sinks, horizon = 3, 20
+    request = CachedRequest(60, 2, 40, dtype)
+    frequencies = _core.rope_frequencies(_core.RopeConfig(rotary_dim=32))
+    query = random_rows(9, 6, 40, dtype, seed=4)
+    query_positions = torch.arange(9) * 7 + 1
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(7))
+    for positions in (None, torch.stack([order, order.flip(0)]).to(torch.int32)):
+        scores = torch.full((2, 60), math.nan)
+        _core.expected_attention_score(
+            query=query,
+            query_positions=query_positions,
+            kv=request.kv,
+            block_table=request.block_table,
+            first_token=request.first_token,
+            tokens=60,
+            positions=positions,
+            sinks=sinks,
+            rope=_core.Rope(frequencies, 32, pairing),
+            next_position=100,
+            horizon=horizon,
+            scale=0.2,
+            scores=scores,
+        )
+        counted = query[query_positions >= sinks]
+        back = -query_positions[query_positions >= sinks]
+        ahead = torch.stack(
+            [rotate(counted, back + 100 + i, frequencies, pairing) for i in range(horizon)]
+        ).mean(dim=0)
+        logits = torch.einsum(
+            "qhgd,thd->qhgt", ahead.unflatten(1, (2, 3)), 0.2 * request.keys.double()
+        )
+        logits = logits.mean(dim=0) + logits.var(dim=0, correction=0) / 2
+        at = torch.arange(60).expand(2, -1) if positions is None else positions
+        weights = logits.masked_fill((at < sinks)[:, None], -math.inf).softmax(-1).mean(dim=1)
+        expected = weights * request.values.double().norm(dim=-1).T
+        torch.testing.assert_close(scores.double(), expected, rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("pairing", ["neox", "interleaved"])
 def test_triattention_score(dtype: torch.dtype, normalize: bool, pairing: str) -> None:

@@ -214,6 +214,23 @@ def score_directions(p: Problem) -> None:
     )
 
 
+def score_expectation(p: Problem) -> None:
+    _core.expected_attention_score(
+        query=p.place(p.query),
+        query_positions=p.place(p.order),
+        kv=p.kv,
+        block_table=p.place(p.table),
+        first_token=3,
+        tokens=TOKENS,
+        positions=p.place(torch.arange(HEADS * TOKENS, dtype=torch.int32).view(HEADS, TOKENS)),
+        sinks=2,
+        rope=p.rope,
+        next_position=40,
+        scale=0.2,
+        scores=p.place(p.scores[0]),
+    )
+
+
 def quantized(p: Problem) -> dict[str, Any]:
     return {
         "codes": p.place(p.codes),
@@ -249,6 +266,7 @@ OPS = [
     score_by_frequency,
     find_redundancy,
     score_directions,
+    score_expectation,
     quantize,
     dequantize,
 ]
