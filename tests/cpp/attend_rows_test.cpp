@@ -632,15 +632,19 @@ TEST_P(AttendRows, CompanyDoesNotMatter) {
 }
 
 TEST_P(AttendRows, NoKeysGiveZeros) {
-  Options options;
   const std::vector<double> zeros(64, 0.0);
-  Problem some(options, {50}, {{0, 0}, {0, 50}, {0, 0}});
-  some.run().check();
-  EXPECT_EQ(some.output(0, 0), zeros);
-  EXPECT_EQ(some.output(2, 5), zeros);
-  Problem none(options, {50}, {{0, 0}});
-  none.run().check();
-  EXPECT_EQ(none.output(0, 3), zeros);
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
+    Options options;
+    options.dtype = dtype;
+    Problem some(options, {50}, {{0, 0}, {0, 50}, {0, 0}});
+    some.run().check();
+    EXPECT_EQ(some.output(0, 0), zeros);
+    EXPECT_EQ(some.output(2, 5), zeros);
+    Problem none(options, {50}, std::vector<Row>(40, {0, 0}));
+    none.run().check();
+    EXPECT_EQ(none.output(0, 3), zeros);
+    EXPECT_EQ(none.output(39, 5), zeros);
+  }
 }
 
 TEST_P(AttendRows, OneKeyGivesItsValue) {

@@ -72,12 +72,31 @@ inline __half __float2half_rn(float x) {
 
 using phasekv::emulation::Where;
 
+namespace phasekv::cuda {
+
+// The thread's own code copies, so that sanitizers see who does it.
+inline void make_copy(const emulation::Copy& copy) {
+  for (int i = 0; i < copy.bytes; ++i) {
+    copy.to[i] = i < copy.valid_bytes ? copy.from[i] : static_cast<unsigned char>(0);
+  }
+}
+
+// A copy that was not waited for may be made whenever others run.
+inline void make_copies_by_chance() {
+  emulation::Copy copy;
+  while (emulation::next_copy_by_chance(&copy)) make_copy(copy);
+}
+
+}  // namespace phasekv::cuda
+
 inline void __syncthreads(const Where& where = Where::current()) {
   phasekv::emulation::synchronize_block(where);
+  phasekv::cuda::make_copies_by_chance();
 }
 
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFU, const Where& where = Where::current()) {
   phasekv::emulation::meet(phasekv::emulation::WarpOperation::synchronize, mask, nullptr, where);
+  phasekv::cuda::make_copies_by_chance();
 }
 
 namespace phasekv::emulation {
@@ -379,13 +398,6 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 namespace phasekv::cuda {
 
 inline unsigned char* dynamic_shared_memory() { return emulation::dynamic_shared_memory(); }
-
-// The thread's own code copies, so that sanitizers see who does it.
-inline void make_copy(const emulation::Copy& copy) {
-  for (int i = 0; i < copy.bytes; ++i) {
-    copy.to[i] = i < copy.valid_bytes ? copy.from[i] : static_cast<unsigned char>(0);
-  }
-}
 
 inline void copy_async_16(void* shared, const void* global, bool valid) {
   emulation::check_alignment(shared, 16, "an asynchronous copy to");

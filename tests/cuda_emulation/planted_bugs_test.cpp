@@ -286,6 +286,28 @@ TEST(PlantedBugs, CopyBeforeTheReadersAreDone) {
   expect_caught(outcomes, kWrong);
 }
 
+// A copy that nobody waits for, to memory that is used again: it may arrive at any time.
+template <bool kWait>
+__global__ void copy_over_later_values(int* out) {
+  alignas(16) static const int kSource[4] = {5, 6, 7, 8};
+  copy_async_16(shared_ints() + 4 * threadIdx.x, kSource, true);
+  commit_async_copies();
+  if (kWait) wait_async_copies<0>();
+  __syncthreads();
+  shared_ints()[4 * threadIdx.x] = thread();
+  __syncthreads();
+  result(out) = shared_ints()[4 * threadIdx.x];
+}
+
+TEST(PlantedBugs, CopyThatNobodyWaitsFor) {
+  const auto expected = [](int i) { return i; };
+  expect_fine(outcomes_of(copy_over_later_values<true>, kThreads * 16, expected));
+  const Outcomes outcomes = outcomes_of(copy_over_later_values<false>, kThreads * 16, expected);
+  EXPECT_FALSE(outcomes[0].has_value());  // copies are made when somebody waits
+  EXPECT_FALSE(outcomes[1].has_value());  // and at once
+  expect_caught(outcomes, kWrong);
+}
+
 // A device answers with "misaligned address".
 template <int kOffset>
 __global__ void copy_misaligned(int* out) {

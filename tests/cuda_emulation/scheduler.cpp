@@ -282,6 +282,7 @@ class Scheduler {
     return order_.order == Order::reverse ||
            (order_.order == Order::random && random_.below(2) == 0);
   }
+  bool makes_copy_by_chance() { return order_.order == Order::random && random_.below(2) == 0; }
   void wait_for_block(const Site& site);
   void wait_for_lanes(WarpOperation operation, unsigned mask, void* operand, const Site& site);
 
@@ -621,11 +622,16 @@ void commit_copies() { ++scheduler.copies().group; }
 bool next_due_copy(int pending, Copy* copy) {
   Copies& copies = scheduler.copies();
   if (copies.made == copies.all.size()) return false;
-  const auto& [next, group] = copies.all[copies.made];
   // Of the groups that were committed, the last `pending` may still be under way.
-  if (group >= copies.group - pending) return false;
-  *copy = next;
-  ++copies.made;
+  if (copies.all[copies.made].second >= copies.group - pending) return false;
+  *copy = copies.all[copies.made++].first;
+  return true;
+}
+
+bool next_copy_by_chance(Copy* copy) {
+  Copies& copies = scheduler.copies();
+  if (copies.made == copies.all.size() || !scheduler.makes_copy_by_chance()) return false;
+  *copy = copies.all[copies.made++].first;
   return true;
 }
 

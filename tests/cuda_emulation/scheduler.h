@@ -101,7 +101,7 @@ void meet(WarpOperation operation, unsigned mask, void* operand, const Where& wh
 void check_alignment(const void* address, size_t bytes, const char* what);
 
 // ---- cp.async: a copy is made when the thread waits for it, as late as a device may do it, in the
-// forward order; as early, in the reverse one; either, in a random one.
+// forward order; as early, in the reverse one; either, or at any barrier between, in a random one.
 struct Copy {
   unsigned char* to;
   const unsigned char* from;
@@ -113,6 +113,8 @@ void copy_later(const Copy& copy);
 void commit_copies();
 // The next copy of a group that is not among the `pending` last ones; false: no more.
 bool next_due_copy(int pending, Copy* copy);
+// The next copy, in a random order and if it is its turn; false: none now.
+bool next_copy_by_chance(Copy* copy);
 
 // How many operations of tensor cores have been run, so that a test can see that they were.
 int64_t mma_count();
