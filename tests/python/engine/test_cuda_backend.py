@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config import AttentionConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -150,14 +152,7 @@ def test_what_a_gpu_needs_is_chosen_without_asking_the_driver(
         raise AssertionError("the driver was asked")
 
     def chosen(evicts: bool, **given: Any) -> tuple[Any, Any]:
-        arguments = SimpleNamespace(
-            **{
-                "async_scheduling": None,
-                "attention_backend": None,
-                "attention_config": SimpleNamespace(backend=None),
-                **given,
-            }
-        )
+        arguments = EngineArgs(model="any", **given)
         choose_for_cuda(arguments, evicts)
         return arguments.attention_backend, arguments.async_scheduling
 
@@ -165,8 +160,9 @@ def test_what_a_gpu_needs_is_chosen_without_asking_the_driver(
     monkeypatch.setattr(_core, "cuda_is_built", lambda: True)
     assert chosen(False) == (AttentionBackendEnum.CUSTOM, None)
     assert chosen(True) == (AttentionBackendEnum.CUSTOM, False)
-    assert chosen(True, attention_backend="OTHER", async_scheduling=True) == ("OTHER", True)
-    assert chosen(False, attention_config=SimpleNamespace(backend="OTHER")) == (None, None)
+    other = AttentionBackendEnum.FLASHINFER
+    assert chosen(True, attention_backend=other, async_scheduling=True) == (other, True)
+    assert chosen(False, attention_config=AttentionConfig(backend=other)) == (None, None)
     monkeypatch.setattr(_core, "cuda_is_built", lambda: False)
     with pytest.raises(MissingCapabilityError, match=r"kernels = cuda.*without CUDA"):
         chosen(False)
