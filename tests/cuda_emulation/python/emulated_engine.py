@@ -24,6 +24,7 @@ from vllm.v1.attention import selector
 from vllm.v1.attention.backends import flash_attn
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
+from phasekv import _core
 from phasekv.vllm import attention_cuda
 from phasekv.vllm.attention import ReuseAttention, WindowMetadata
 from phasekv.vllm.connector import PhaseKVConnector
@@ -33,6 +34,7 @@ from phasekv.vllm.plugin import register
 waits_of_layers: dict[str, Counter[str]] = {}
 """How often the host waited for the device in each layer's attention, per operation."""
 
+_STREAM = 7
 _ON_DEVICE = ("query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping", "positions")
 
 
@@ -61,7 +63,23 @@ def _replace_kernels(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(flash_attn, "get_flash_attn_version", lambda **_: 3)
     for kernel in (flash_attn_varlen_func, get_scheduler_metadata, reshape_and_cache_flash):
         patch.setattr(flash_attn, kernel.__name__, kernel, raising=False)
-    patch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    stream = SimpleNamespace(cuda_stream=_STREAM)
+    patch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    for name, op in list(vars(_core).items()):
+        if "stream:" in (getattr(op, "__doc__", None) or ""):
+            patch.setattr(_core, name, _on_stream(op))
+    patch.setattr(_core.Evictor, "layer", _on_stream(_core.Evictor.layer))
+
+
+def _on_stream(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The op, which has to be given torch's stream where a tensor is on the device."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if any(isinstance(value, DeviceTensor) for value in named.values()):
+            assert named["stream"] == _STREAM
+        return op(*arguments, **named)
+
+    return call
 
 
 def get_scheduler_metadata(**arguments: Any) -> torch.Tensor:
