@@ -45,6 +45,8 @@ inline void multiply(const float* a, const float* b, int64_t b_stride, int64_t d
     }
     a += kDepthStep;
     b += b_stride;
+    // With one lane GCC 12 makes vectors of its own here, and reads columns behind the last one.
+    if constexpr (kWidth == 1) asm volatile("");
   }
 #pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) {
