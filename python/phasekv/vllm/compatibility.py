@@ -144,6 +144,13 @@ def _conflicts(config: Any) -> Iterator[tuple[str, object, str]]:
             True,
             "token counts of ranks would disagree; leave --enable-expert-parallel away",
         )
+    if config.lora_config is not None:
+        yield (
+            "enable_lora",
+            True,
+            "adapters belong to the rows of a whole batch, of which some are dropped; leave "
+            "--enable-lora away",
+        )
     if getattr(parallel, "enable_dbo", False):
         yield "enable_dbo", True, "a step must be one batch; leave --enable-dbo away"
     if config.kv_transfer_config is not None and config.kv_transfer_config.kv_connector not in (

@@ -28,7 +28,7 @@ from phasekv.vllm.eviction.ledger import EvictionLedger
 from phasekv.vllm.eviction.markers import markers_of
 from phasekv.vllm.eviction.sessions import SessionLedger
 from phasekv.vllm.eviction.worker import EvictionWorker
-from phasekv.vllm.layout_check import check_layout
+from phasekv.vllm.layout_check import check_device_layout, check_layout
 from phasekv.vllm.plan import StoredContent
 from phasekv.vllm.planner import ReusePlanner
 from phasekv.vllm.ranks import Ranks
@@ -220,6 +220,9 @@ def _layers(
         block_size, head_size = cache.shape[2], cache.shape[3] // 2
         _check_layer(attention[name], block_size, vllm_config.cache_config.block_size)
         if cache.device.type != "cpu":
+            if (cache.shape, cache.stride()) not in checked:
+                check_device_layout(attention[name], cache)
+                checked.add((cache.shape, cache.stride()))
             layers[name] = (extract_layer_index(name), flash_attention_blocks(cache))
             continue
         layout = attention[name].isa

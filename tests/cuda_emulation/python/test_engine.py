@@ -23,6 +23,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 from emulated_engine import on_emulated_device, waits_of_layers
 from tiny_models import VOCABULARY, make_model, random_tokens
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from phasekv import _core
 from phasekv.reuse.stream import current_stream
@@ -95,16 +96,15 @@ class HeldKeys:
 class Engine:
     """A vLLM engine in this process."""
 
-    def __init__(self, model: Path, **phasekv: Any) -> None:
+    def __init__(self, model: Path) -> None:
         from vllm import LLM
 
-        settings = {
+        settings: dict[str, Any] = {
             "eviction": {
                 "budget": 384,
                 "stride": STRIDE,
                 "function": "python_policies:as_queries_say",
-            },
-            **phasekv,
+            }
         }
         self.llm: Any = LLM(
             model=str(model),
@@ -122,9 +122,22 @@ class Engine:
             additional_config={"phasekv": settings},
         )
         self._held = HeldKeys()
+        self._watch()
+
+    def _watch(self) -> None:
         worker: Any = active.evictions()
         worker.observer = self._held
         self.device = next(iter(worker._layers.values()))[1].device
+
+    def quantise_store(self, bits: int) -> None:
+        """Go on with another store: the worker is made anew, as it is when the cache is made."""
+        config = self.llm.llm_engine.vllm_config
+        config.additional_config["phasekv"]["chunk_store_bits"] = bits
+        layers = config.compilation_config.static_forward_context
+        get_kv_transfer_group().register_kv_caches(
+            {name: layer.kv_cache for name, layer in layers.items()}
+        )
+        self._watch()
 
     def ask(self, requests: list[Request]) -> list[Answer]:
         """Send requests together."""
@@ -172,7 +185,7 @@ def eviction(policy: str) -> dict[str, Any]:
 
 
 def storing() -> dict[str, list[Request]]:
-    """Each note after a beginning of its own length."""
+    """Each note, after a beginning of a length of its own."""
     sent = {}
     for index, note in enumerate(NOTES):
         before = random_tokens(7 * index, 3)
@@ -218,7 +231,10 @@ def evicting() -> dict[str, list[Request]]:
 
 
 EXACT = {**storing(), **reusing(METHODS), **evicting()}
-QUANTISED = {**storing(), **reusing([METHODS[0]])}
+QUANTISED = {
+    f"quantised {name}": requests
+    for name, requests in {**storing(), **reusing(METHODS[:1])}.items()
+}
 
 
 class Outcome(NamedTuple):
@@ -235,20 +251,23 @@ class Comparison(NamedTuple):
     device: dict[str, Outcome]
 
 
-def compare(model: Path, sent: dict[str, list[Request]], **phasekv: Any) -> Comparison:
+def compare(model: Path) -> Comparison:
     """Send the same to an engine on the CPU and to one whose cache is on the device."""
     found = []
     for place, device in ((nullcontext(), "cpu"), (on_emulated_device(), "cuda:0")):
         with place:
-            engine = Engine(model, **phasekv)
+            engine = Engine(model)
             assert engine.device == device
+            outcomes = {}
             try:
-                outcomes = {}
-                for name, requests in sent.items():
+                for name, requests in EXACT.items():
                     outcomes[name] = Outcome(engine.ask(requests), engine.take_held())
-                found.append(outcomes)
+                engine.quantise_store(bits=4)
+                for name, requests in QUANTISED.items():
+                    outcomes[name] = Outcome(engine.ask(requests), engine.take_held())
             finally:
                 engine.close()
+            found.append(outcomes)
     return Comparison(*found)
 
 
@@ -265,43 +284,40 @@ def assert_same(comparison: Comparison, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return compare(make_model(tmp_path_factory.mktemp("model") / "tiny", "llama"))
 
 
-@pytest.fixture(scope="module")
-def exact(model: Path) -> Comparison:
-    return compare(model, EXACT)
+@pytest.mark.parametrize("name", [*EXACT, *QUANTISED])
+def test_an_engine_on_the_device_answers_as_one_on_the_cpu(
+    comparison: Comparison, name: str
+) -> None:
+    assert_same(comparison, name)
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_an_engine_on_the_device_answers_as_one_on_the_cpu(exact: Comparison, name: str) -> None:
-    assert_same(exact, name)
-
-
-def test_the_scenarios_reuse_and_evict(exact: Comparison) -> None:
+def test_the_scenarios_store_and_reuse_and_evict(comparison: Comparison) -> None:
     """What was compared above is what it is meant to be."""
-    for name, outcome in exact.cpu.items():
+    for name, outcome in comparison.cpu.items():
         report = outcome.answers[0].report
+        if "store" in name:
+            assert report["chunks_stored"] == 1
         if "reuse" in name:
             assert report["tokens_found"] > 0
             assert (report["probes"] > 0) == ("full_reuse" not in name)
         if "evict" in name or name in ("together", "second turn"):
             assert report["eviction"]["compactions"] > 0
             assert outcome.held
-    assert exact.cpu["second turn"].answers[0].report["session"]["resumed_tokens"] == 107
+    assert comparison.cpu["second turn"].answers[0].report["session"]["resumed_tokens"] == 107
+    exact, quantised = (
+        comparison.cpu[f"{prefix}reuse agentkvshift 0.3"].answers[0].logprobs
+        for prefix in ("", "quantised ")
+    )
+    assert not torch.allclose(exact, quantised, atol=1e-2)
 
 
-def test_no_layer_above_the_check_layer_waits_for_the_device(exact: Comparison) -> None:
+def test_no_layer_above_the_check_layer_waits_for_the_device(comparison: Comparison) -> None:
     """Reuse asks what the device has computed at the check layer, and tells the evictor once."""
     *lower, last = (waits_of_layers[name] for name in sorted(waits_of_layers))
     assert len(lower) == 3
     assert lower[1]["tolist"] > 0
     assert not last
-
-
-def test_quantised_chunks_are_reused_on_the_device(model: Path) -> None:
-    comparison = compare(model, QUANTISED, chunk_store_bits=4)
-    for name in QUANTISED:
-        assert_same(comparison, name)
-        assert "store" not in name or comparison.cpu[name].answers[0].report["chunks_stored"] == 1

@@ -25,6 +25,7 @@ from phasekv.vllm.attention_cuda import PhaseKVAttentionBackend, PhaseKVAttentio
 from phasekv.vllm.blocks import flash_attention_blocks
 from phasekv.vllm.compatibility import check_cuda_eviction, check_cuda_graphs
 from phasekv.vllm.connector import PhaseKVConnector, StepMetadata
+from phasekv.vllm.layout_check import check_device_layout
 from phasekv.vllm.plan import StepReuse
 from phasekv.vllm.plugin import choose_for_cuda
 from phasekv.vllm.ranks import Ranks
@@ -198,6 +199,39 @@ def test_layers_that_others_attend_are_refused(
     )
     with pytest.raises(UnsupportedError, match=refused):
         setup._layers(config, {_Layer.layer_name: cache_of("NHD")})
+
+
+class _Writer:
+    """FlashAttention's cache writer in torch; it may have values before keys."""
+
+    def __init__(self, values_first: bool) -> None:
+        self.values_first = values_first
+
+    def do_kv_cache_update(
+        self,
+        layer: Any,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        cache: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        parts = cache.transpose(1, 2).split(SIZE, dim=-1)
+        rows = (values, keys) if self.values_first else (keys, values)
+        for part, written in zip(parts, rows, strict=True):
+            part[slots // BLOCK, slots % BLOCK] = written
+
+
+@pytest.mark.parametrize("values_first", [False, True])
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+def test_a_layout_that_is_misread_is_refused(order: str, values_first: bool) -> None:
+    layer, cache = SimpleNamespace(impl=_Writer(values_first)), cache_of(order)
+    before = cache.clone()
+    if values_first:
+        with pytest.raises(UnsupportedError, match=r"block layout = _Writer.*keys written by vLLM"):
+            check_device_layout(layer, cache)
+    else:
+        check_device_layout(layer, cache)
+    assert torch.equal(cache, before)
 
 
 def test_ranks_agree_on_hits_where_their_group_communicates() -> None:

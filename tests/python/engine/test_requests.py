@@ -91,6 +91,7 @@ def test_bad_settings_stop_the_start(model_folder, settings, field):
         ),
         ({"kv_cache_dtype": "fp8"}, {}, "kv_cache_dtype"),
         ({"kv_cache_dtype": "bfloat16", "dtype": "float32"}, {}, "kv_cache_dtype"),
+        ({"enable_lora": True}, {}, "enable_lora"),
         ({"data_parallel_size": 2}, {}, "data_parallel_size"),
         ({"pipeline_parallel_size": 2}, {}, "pipeline_parallel_size"),
         (
