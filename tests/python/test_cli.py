@@ -200,6 +200,24 @@ def test_info_says_what_is_wrong(monkeypatch, capsys):
     assert text.rstrip().endswith("not ready")
 
 
+@pytest.mark.parametrize("is_built", [False, True])
+def test_info_where_vllm_runs_on_a_gpu(monkeypatch, is_built):
+    """Its build for CUDA has no writer for a CPU's blocks."""
+    from vllm.platforms import current_platform
+
+    from phasekv import _core
+    from phasekv.vllm import layout_check
+
+    monkeypatch.setattr(layout_check, "check_layout", None)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    monkeypatch.setattr(_core, "cuda_is_built", lambda: is_built)
+    monkeypatch.setattr(info, "_engine", lambda: {"name": "vllm", "version": "0.32.0"})
+    found = info.collect()
+    assert found["ready"] is is_built
+    words = "tested when an engine starts" if is_built else "kernels = cuda is not available"
+    assert words in info.in_words(found)
+
+
 def test_a_missing_part_does_not_hide_the_others(monkeypatch):
     def broken():
         raise ImportError("no such library")

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from phasekv import _core
+from phasekv.reuse.stream import current_stream
 
 if TYPE_CHECKING:
     from phasekv.vllm.eviction.worker import StepRow
@@ -64,20 +65,22 @@ class AttentionRecorder:
             raise RuntimeError("keys were evicted: the attention of full KV is wanted")
         if layer == 0:
             self.steps.append(StepAttention(row.begin, row.end, []))
-        sums = torch.zeros(len(_core.phase_names()), kv.num_heads, row.end)
+        device = query.device
+        sums = torch.zeros(len(_core.phase_names()), kv.num_heads, row.end, device=device)
         phases = self.phases[row.begin : row.end].astype(np.int32)
         _core.accumulate_attention(
             query=query,
-            query_limits=torch.arange(row.begin + 1, row.end + 1),
-            query_phases=torch.from_numpy(phases),
+            query_limits=torch.arange(row.begin + 1, row.end + 1, device=device),
+            query_phases=torch.from_numpy(phases).to(device),
             key=kv.key,
             block_table=blocks,
             first_token=0,
             tokens=row.end,
             scale=self.scale,
             sums=sums,
+            stream=current_stream(device),
         )
-        self.steps[-1].mass.append(sums)
+        self.steps[-1].mass.append(sums.cpu())
 
     def step_ended(self, row: StepRow, positions: list[torch.Tensor]) -> None:
         """Nothing: every key is still held."""

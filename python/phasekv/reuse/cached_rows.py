@@ -159,8 +159,8 @@ class CachedRows:
     def _here(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Chunks are kept on the CPU; on a device they are copied there, layer by layer.
 
-        The device is not waited for: from memory that is not pinned, all has left it by the time a
-        copy returns.
+        Nobody has to wait for the device's work before: memory that is not pinned has been read by
+        the time a copy returns.
         """
         device = self._device
         return keys.to(device, non_blocking=True), values.to(device, non_blocking=True)

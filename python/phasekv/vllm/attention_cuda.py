@@ -1,6 +1,7 @@
 """vLLM's FlashAttention backend, with PhaseKV's rows, as ``--attention-backend CUSTOM``.
 
-It has not run on a GPU yet. What it adds to vLLM's own is what the CPU backend adds too.
+It has not run on a GPU yet: the tests run it on the emulated device. What it adds to vLLM's own is
+what the CPU backend adds too.
 """
 
 from __future__ import annotations

@@ -60,13 +60,17 @@ class QueryRecorder:
 
     @property
     def mean_query(self) -> torch.Tensor:
-        """float32 [layers, query heads, pairs, 2], as (real, imaginary)."""
-        return torch.stack([s / n for s, n in zip(self._sums, self.tokens, strict=True)]).float()
+        """float32 [layers, query heads, pairs, 2], as (real, imaginary), on the CPU."""
+        return self._means(self._sums)
 
     @property
     def mean_norm(self) -> torch.Tensor:
-        """float32 [layers, query heads, pairs]."""
-        return torch.stack([s / n for s, n in zip(self._norms, self.tokens, strict=True)]).float()
+        """float32 [layers, query heads, pairs], on the CPU."""
+        return self._means(self._norms)
+
+    def _means(self, sums: list[Any]) -> torch.Tensor:
+        means = [part / count for part, count in zip(sums, self.tokens, strict=True)]
+        return torch.stack(means).float().cpu()
 
     def _enter(self, index: int) -> Callable[..., None]:
         def hook(module: Any, args: Any) -> None:

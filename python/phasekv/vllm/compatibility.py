@@ -111,11 +111,14 @@ def _conflicts(config: Any) -> Iterator[tuple[str, object, str]]:
             config.speculative_config.method,
             "drafted tokens can be taken back; leave --speculative-config away",
         )
-    if cache.cache_dtype not in ("auto", str(model.dtype).removeprefix("torch.")):
+    own = str(model.dtype).removeprefix("torch.")
+    if cache.cache_dtype not in ("auto", own):
+        # Of a model whose files ask for another, "auto" would be that one.
+        wanted = "auto" if own == "float32" else own
         yield (
             "kv_cache_dtype",
             cache.cache_dtype,
-            "keys are moved and corrected in the model's own type; use --kv-cache-dtype auto",
+            f"keys are moved and corrected in the model's own type; use --kv-cache-dtype {wanted}",
         )
     sizes: list[tuple[str, int, str]] = [
         ("data_parallel_size", parallel.data_parallel_size, "token counts of ranks would disagree"),

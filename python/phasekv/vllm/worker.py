@@ -18,7 +18,6 @@ from phasekv.memory.store import ChunkStore
 from phasekv.reuse.cached_rows import CachedRows, CachedSegment
 from phasekv.reuse.report import RequestReport
 from phasekv.reuse.step import Batch, ReuseStep
-from phasekv.reuse.stream import current_stream
 from phasekv.vllm import active
 from phasekv.vllm.decoder_hooks import DecoderHooks
 from phasekv.vllm.plan import (
@@ -28,6 +27,7 @@ from phasekv.vllm.plan import (
     StoredContent,
 )
 from phasekv.vllm.ranks import Ranks
+from phasekv.vllm.rows_on_cpu import rows_on_cpu
 
 logger = logging.getLogger("phasekv")
 
@@ -329,22 +329,13 @@ class ReuseWorker:
         blocks = self._batch.block_table[scheduled.row].to(torch.int64)
         slots = blocks[positions // self._block_size] * self._block_size
         slots += positions % self._block_size
-        kv = next(iter(self._layers.values()))[1]
-        shape = (self.num_layers, len(slots), kv.num_heads, kv.head_size)
-        keys = torch.empty(shape, dtype=self._dtype, device=device)
-        values = torch.empty(shape, dtype=self._dtype, device=device)
-        stream = current_stream(device)
-        for index, layer_kv in self._layers.values():
-            _core.gather_blocks(blocks=layer_kv.key, slots=slots, out=keys[index], stream=stream)
-            _core.gather_blocks(
-                blocks=layer_kv.value, slots=slots, out=values[index], stream=stream
-            )
+        keys, values = rows_on_cpu(self._layers, slots, self._dtype)
         chunk = StoredChunk(
             key=planned.key,
             tokens=np.array(planned.tokens, dtype=np.int32),
             position=planned.begin,
-            keys=keys.cpu(),
-            values=values.cpu(),
+            keys=keys,
+            values=values,
         )
         try:
             gone = self.store.put(chunk, replace=replace)

@@ -2,7 +2,8 @@
 
 Python code that asks where a tensor lies takes its branches for a device, and the core runs its
 emulated kernels. An operation that torch would refuse because its tensors lie on two devices is
-refused here too. What makes the host wait for the device is counted.
+refused here too. What makes the host wait for the device is counted, though not a copy that asks
+not to, which a driver may wait for all the same.
 """
 
 from __future__ import annotations

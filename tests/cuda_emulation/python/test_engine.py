@@ -315,8 +315,8 @@ def test_the_scenarios_store_and_reuse_and_evict(comparison: Comparison) -> None
     assert not torch.allclose(exact, quantised, atol=1e-2)
 
 
-def test_no_layer_above_the_check_layer_waits_for_the_device(comparison: Comparison) -> None:
-    """Reuse asks what the device has computed at the check layer, and tells the evictor once."""
+def test_no_layer_above_the_check_layer_asks_the_device(comparison: Comparison) -> None:
+    """Reuse asks at the check layer what was computed, and once after it which rows are left."""
     *lower, last = (waits_of_layers[name] for name in sorted(waits_of_layers))
     assert len(lower) == 3
     assert lower[1]["tolist"] > 0

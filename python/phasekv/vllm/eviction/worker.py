@@ -17,6 +17,7 @@ from phasekv.memory.session_store import SessionStore, StoreChanges
 from phasekv.reuse.stream import current_stream
 from phasekv.vllm.eviction.sessions import SaveJob
 from phasekv.vllm.request import parameters_of
+from phasekv.vllm.rows_on_cpu import rows_on_cpu
 
 logger = logging.getLogger("phasekv")
 
@@ -287,24 +288,15 @@ class EvictionWorker:
             return StoreChanges([job.key], [])
         blocks = torch.tensor(job.block_ids, dtype=torch.int32)
         slots = self._held_slots(blocks, request.window.start(job.computed), job.computed)
-        kv = next(iter(self._layers.values()))[1]
-        shape = (len(self._layers), len(slots), kv.num_heads, kv.head_size)
-        keys = torch.empty(shape, dtype=self._dtype, device=self._device)
-        values = torch.empty_like(keys)
-        stream = current_stream(self._device)
-        for index, layer_kv in self._layers.values():
-            _core.gather_blocks(blocks=layer_kv.key, slots=slots, out=keys[index], stream=stream)
-            _core.gather_blocks(
-                blocks=layer_kv.value, slots=slots, out=values[index], stream=stream
-            )
+        keys, values = rows_on_cpu(self._layers, slots, self._dtype)
         return self._sessions.put(
             StoredSession(
                 key=job.key,
                 settings=job.settings,
                 tokens=job.tokens,
                 computed=job.computed,
-                keys=keys.cpu(),
-                values=values.cpu(),
+                keys=keys,
+                values=values,
                 state=self._evictor.save(request.number),
             )
         )
