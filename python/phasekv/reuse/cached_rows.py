@@ -199,6 +199,12 @@ class CachedRows:
         """Choose the tokens of a method that measures nothing on the way."""
         self._take([], [])
 
+    def compute_last_again(self) -> None:
+        """Make the last token a probe where there is none, and add its residual to no other."""
+        self.key_probe[-1] = True
+        self.value_probe[-1] = True
+        self._key_weight = self._value_weight = None
+
     def _take(self, key_divergence: list[float], value_divergence: list[float]) -> None:
         try:
             key_probe, value_probe, key_weight, value_weight = self.method.select(

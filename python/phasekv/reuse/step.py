@@ -70,6 +70,9 @@ class ReuseStep:
         One for each request that reuses something in this step.
     combine : callable
         See ``CachedRows.select``.
+    keeps_a_row : bool
+        Where nothing would run in a layer, the last cached token is computed again: kernels of
+        vLLM's layers cannot be launched for no rows.
     """
 
     def __init__(
@@ -77,10 +80,12 @@ class ReuseStep:
         batch: Batch,
         cached: list[CachedRows],
         combine: Callable[[torch.Tensor], torch.Tensor],
+        keeps_a_row: bool = False,
     ) -> None:
         self.batch = batch
         self.cached = cached
         self._combine = combine
+        self._keeps_a_row = keeps_a_row
         self._beforehand = [rows for rows in cached if rows.method.check_layer == 0]
         self._checked = [rows for rows in cached if rows.method.check_layer == CHECK_LAYER]
         for rows in self._beforehand:
@@ -102,7 +107,11 @@ class ReuseStep:
         keep = keep.clone()
         for rows in groups:
             keep[rows.rows[~rows.probe]] = False
-        return keep.nonzero()[:, 0]
+        kept = keep.nonzero()[:, 0]
+        if len(kept) or not groups or not self._keeps_a_row:
+            return kept
+        groups[-1].compute_last_again()
+        return groups[-1].rows[-1:]
 
     def rows_entering(self, layer: int) -> torch.Tensor:
         """Batch rows whose hidden states go into ``layer``, int64."""

@@ -153,7 +153,7 @@ class ReuseWorker:
                 cached.append(rows)
         if not cached:
             return
-        self._step = ReuseStep(self._batch, cached, self._ranks.add)
+        self._step = ReuseStep(self._batch, cached, self._ranks.add, keeps_a_row=True)
         self._hooks.install(self._step)
         forward_context.skip_compiled = True
         active.begin(self._step, self._layers)

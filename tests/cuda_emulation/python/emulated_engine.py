@@ -192,11 +192,15 @@ def _place_what_phasekv_sees(patch: pytest.MonkeyPatch) -> None:
 
 
 def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of an attention implementation whose waits are counted for its layer."""
+    """A method of an attention implementation whose waits are counted for its layer.
 
-    def call(self: Any, layer: Any, *arguments: Any, **named: Any) -> Any:
+    It asserts that the layer has rows: a GPU launches no kernel for none.
+    """
+
+    def call(self: Any, layer: Any, rows: Any, *arguments: Any, **named: Any) -> Any:
+        assert len(rows) > 0
         before = Counter(waits)
-        result = method(self, layer, *arguments, **named)
+        result = method(self, layer, rows, *arguments, **named)
         waits_of_layers.setdefault(layer.layer_name, Counter()).update(waits - before)
         return result
 

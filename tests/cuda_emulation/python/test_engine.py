@@ -209,6 +209,21 @@ def reusing(methods: list[dict[str, Any]]) -> dict[str, list[Request]]:
     }
 
 
+def reusing_whole_steps() -> dict[str, list[Request]]:
+    """A prompt whose second step has nothing but cached tokens."""
+    tokens, ranges = random_tokens(9, 1), []
+    for note in (*NOTES, *NOTES):
+        ranges.append([len(tokens), len(tokens) + len(note)])
+        tokens = tokens + note
+    tokens = tokens + random_tokens(11, 2)
+    return {
+        f"whole step {method}": [
+            Request(tokens, 3, {"chunks": ranges, "method": method, "ratio": 0.0})
+        ]
+        for method in ("agentkvshift", "full_reuse")
+    }
+
+
 def evicting() -> dict[str, list[Request]]:
     """Alone and together with others, in one turn and in two."""
     session = {"session": "mine", **eviction("agentkv")}
@@ -230,7 +245,7 @@ def evicting() -> dict[str, list[Request]]:
     }
 
 
-EXACT = {**storing(), **reusing(METHODS), **evicting()}
+EXACT = {**storing(), **reusing(METHODS), **reusing_whole_steps(), **evicting()}
 QUANTISED = {
     f"quantised {name}": requests
     for name, requests in {**storing(), **reusing(METHODS[:1])}.items()
@@ -304,6 +319,8 @@ def test_the_scenarios_store_and_reuse_and_evict(comparison: Comparison) -> None
         if "reuse" in name:
             assert report["tokens_found"] > 0
             assert (report["probes"] > 0) == ("full_reuse" not in name)
+        if "whole step" in name:
+            assert report["probes"] == 1
         if "evict" in name or name in ("together", "second turn"):
             assert report["eviction"]["compactions"] > 0
             assert outcome.held
