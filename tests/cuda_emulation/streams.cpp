@@ -58,15 +58,28 @@ bool is_mapped(uintptr_t address) {
   return mincore(reinterpret_cast<void*>(address / page * page), 1, &is_resident) == 0;
 }
 
-// Whether the address is in this thread's stack.
-bool is_on_stack(uintptr_t address) {
+struct Range {
+  uintptr_t begin = 0;
+  size_t bytes = 0;
+
+  bool contains(uintptr_t address) const { return address - begin < bytes; }
+};
+
+Range find_stack() {
   pthread_attr_t attributes;
   void* begin = nullptr;
   size_t bytes = 0;
   pthread_getattr_np(pthread_self(), &attributes);
   pthread_attr_getstack(&attributes, &begin, &bytes);
   pthread_attr_destroy(&attributes);
-  return address - reinterpret_cast<uintptr_t>(begin) < bytes;
+  return {reinterpret_cast<uintptr_t>(begin), bytes};
+}
+
+// Whether the address is in this thread's stack.
+bool is_on_stack(uintptr_t address) {
+  // Found once: each time the system would list all that is mapped.
+  thread_local const Range stack = find_stack();
+  return stack.contains(address);
 }
 
 // Whether the address is in the code or the data of the program or one of its libraries.
