@@ -71,7 +71,7 @@ class ReuseStep:
     combine : callable
         See ``CachedRows.select``.
     keeps_a_row : bool
-        Where nothing would run in a layer, the last cached token is computed again: kernels of
+        Where nothing would run in a layer, the last cached token is computed again: CUDA kernels of
         vLLM's layers cannot be launched for no rows.
     """
 

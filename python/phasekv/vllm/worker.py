@@ -32,6 +32,11 @@ from phasekv.vllm.rows_on_cpu import rows_on_cpu
 logger = logging.getLogger("phasekv")
 
 
+def layers_take_no_rows(device: torch.device) -> bool:
+    """Whether vLLM's layers can be run without a row: CUDA kernels cannot be launched for none."""
+    return device.type == "cpu"
+
+
 @dataclass
 class _Held:
     """What the worker holds for a request while its chunks are being processed."""
@@ -153,7 +158,8 @@ class ReuseWorker:
                 cached.append(rows)
         if not cached:
             return
-        self._step = ReuseStep(self._batch, cached, self._ranks.add, keeps_a_row=True)
+        keeps_a_row = not layers_take_no_rows(self._batch.device)
+        self._step = ReuseStep(self._batch, cached, self._ranks.add, keeps_a_row)
         self._hooks.install(self._step)
         forward_context.skip_compiled = True
         active.begin(self._step, self._layers)
