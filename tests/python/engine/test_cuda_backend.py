@@ -7,6 +7,7 @@ them, and a reuse step runs through it on the CPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,7 +146,7 @@ def test_an_engine_without_device_or_kernels_is_refused() -> None:
 
 
 def test_what_a_gpu_needs_is_chosen_without_asking_the_driver(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """vLLM forks its engine from this process, where a driver that was asked is of no use."""
 
@@ -153,7 +154,7 @@ def test_what_a_gpu_needs_is_chosen_without_asking_the_driver(
         raise AssertionError("the driver was asked")
 
     def chosen(evicts: bool, **given: Any) -> tuple[Any, Any]:
-        arguments = EngineArgs(model="any", **given)
+        arguments = EngineArgs(model=str(tmp_path), **given)
         choose_for_cuda(arguments, evicts)
         return arguments.attention_backend, arguments.async_scheduling
 
