@@ -270,10 +270,9 @@ def test_a_model_that_is_moved_later_is_named(loaded):
     with pytest.raises(MissingCapabilityError, match="device = meta"):
         memory.prefill([note, LONGER[0]])
     moved = copy.deepcopy(loaded)
-    for context in (evicting, quantizing):
-        with context(moved), pytest.raises(MissingCapabilityError, match="device = meta"):
-            moved.to("meta")(torch.tensor(TOKENS, device="meta"))
-        moved = copy.deepcopy(loaded)
+    with evicting(moved), pytest.raises(MissingCapabilityError, match="device = meta"):
+        moved.to("meta")(torch.tensor(TOKENS, device="meta"))
+    # Of a model on "meta" transformers 4.57 cannot make the keys.
     cache = QuantizedCache(LAYERS, Quantization(2), residual=32)
     keys = torch.zeros(1, 2, 40, 32, device="meta")
     with pytest.raises(MissingCapabilityError, match="device = meta"):
