@@ -179,12 +179,13 @@ class AgentDemo:
             self.say(line)
 
     def _write(self, result: dict[str, Any]) -> None:
-        from phasekv.demo.agent_plot import plot_agent_demo
+        from phasekv.demo.agent_plot import agent_demo_figure
+        from phasekv.demo.figure_files import save_png
         from phasekv.demo.report import write_report
 
         text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
         (self.output / "agent.json").write_text(text, encoding="utf-8")
-        plot_agent_demo(result, self.output / "agent.png")
+        save_png(agent_demo_figure(result), self.output / "agent.png")
         write_report(self.output)
         self.say(f"wrote {self.output / 'agent.json'}, agent.png and report.html")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from phasekv.demo.agent_plot import PHASE_COLORS, agent_demo_svg
+from phasekv.demo.agent_plot import PHASE_COLORS, agent_demo_figure
+from phasekv.demo.figure_files import svg_element
 
 TITLE = "An agent under a KV budget"
 
@@ -16,7 +17,7 @@ def agent_page(result: dict[str, Any]) -> str:
     return f"""<h1>{TITLE}</h1>
 <p class="about">{_about(result)}</p>
 {_summary(result)}
-{agent_demo_svg(result)}
+{svg_element(agent_demo_figure(result))}
 <h2>What the columns say</h2>
 <p>Time: from request to response, all turns. Kept: tokens held at the end, per layer and KV head.
 Blocks: the most that were held after a turn. Events: times that keys were scored and evicted.

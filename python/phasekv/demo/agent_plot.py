@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 PHASE_COLORS = {"think": "#7c3aed", "act": "#c2410c", "tool": "#0369a1", "others": "#6b7280"}
 
 
-def plot_agent_demo(result: dict[str, Any], target: Path | IO[bytes], format: str = "png") -> None:  # noqa: A002
+def agent_demo_figure(result: dict[str, Any]) -> Any:
     """Tokens kept by phase after each turn, one row per run, under the trajectory's phases.
 
     Parameters
     ----------
     result
         The content of ``agent.json``.
-    target
-        A path or a binary file.
-    format
-        ``png`` or ``svg``.
+
+    Returns
+    -------
+    Figure
+        Of matplotlib, not yet laid out.
     """
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     runs = list(result["runs"])
@@ -38,18 +36,7 @@ def plot_agent_demo(result: dict[str, Any], target: Path | IO[bytes], format: st
         f"{result['machine']['cores']} cores",
         fontsize=10,
     )
-    # Equal results give equal files: no date, and no random names inside an SVG.
-    with rc_context({"svg.hashsalt": "phasekv"}):
-        metadata = {"Date": None} if format == "svg" else None
-        figure.savefig(target, format=format, dpi=150, metadata=metadata)
-
-
-def agent_demo_svg(result: dict[str, Any]) -> str:
-    """The plot as an SVG element, to be put into a page."""
-    buffer = io.BytesIO()
-    plot_agent_demo(result, buffer, format="svg")
-    text = buffer.getvalue().decode("utf-8")
-    return text[text.index("<svg") :]
+    return figure
 
 
 def _draw_trajectory(axes: Any, result: dict[str, Any]) -> None:

@@ -166,13 +166,14 @@ class MemoryDemo:
         self.say(summary_table(result))
 
     def _write(self, result: dict[str, Any]) -> None:
-        from phasekv.demo.memory_plot import plot_memory_demo
+        from phasekv.demo.figure_files import save_png
+        from phasekv.demo.memory_plot import memory_demo_figure
         from phasekv.demo.report import write_report
 
         self.output.mkdir(parents=True, exist_ok=True)
         text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
         (self.output / "demo.json").write_text(text, encoding="utf-8")
-        plot_memory_demo(result, self.output / "demo.png")
+        save_png(memory_demo_figure(result), self.output / "demo.png")
         write_report(self.output)
         self.say(f"wrote {self.output / 'demo.json'}, demo.png and report.html")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from phasekv.demo.memory_plot import COLORS, memory_demo_svg
+from phasekv.demo.figure_files import svg_element
+from phasekv.demo.memory_plot import COLORS, memory_demo_figure
 
 TITLE = "An agent's memory notes, encoded once and reused"
 
@@ -16,7 +17,7 @@ def memory_page(result: dict[str, Any]) -> str:
     return f"""<h1>{TITLE}</h1>
 <p class="about">{_about(result)}</p>
 {_summary(result)}
-{memory_demo_svg(result)}
+{svg_element(memory_demo_figure(result))}
 <h2>What the columns say</h2>
 <p>First token: median time from the request to its first token. Speedup: full recompute's time over
 this one's, the median over the questions. Tokens: rows computed for a prompt, averaged over the

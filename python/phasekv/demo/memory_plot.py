@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 FULL_RECOMPUTE = "full_recompute"
 COLORS = {
@@ -18,19 +16,19 @@ COLORS = {
 }
 
 
-def plot_memory_demo(result: dict[str, Any], target: Path | IO[bytes], format: str = "png") -> None:  # noqa: A002
+def memory_demo_figure(result: dict[str, Any]) -> Any:
     """Divergence from full recompute, and time to first token, a bar per method.
 
     Parameters
     ----------
     result
         The content of ``demo.json``.
-    target
-        A path or a binary file.
-    format
-        ``png`` or ``svg``.
+
+    Returns
+    -------
+    Figure
+        Of matplotlib, not yet laid out.
     """
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     methods = result["methods"]
@@ -72,15 +70,4 @@ def plot_memory_demo(result: dict[str, Any], target: Path | IO[bytes], format: s
         f"{result['machine']['processor']}, {result['machine']['cores']} cores",
         fontsize=10,
     )
-    # Equal results give equal files: no date, and no random names inside an SVG.
-    with rc_context({"svg.hashsalt": "phasekv"}):
-        metadata = {"Date": None} if format == "svg" else None
-        figure.savefig(target, format=format, dpi=150, metadata=metadata)
-
-
-def memory_demo_svg(result: dict[str, Any]) -> str:
-    """The plot as an SVG element, to be put into a page."""
-    buffer = io.BytesIO()
-    plot_memory_demo(result, buffer, format="svg")
-    text = buffer.getvalue().decode("utf-8")
-    return text[text.index("<svg") :]
+    return figure
