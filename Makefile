@@ -12,6 +12,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PHASEKV_DEMO_MODEL ?= $(HOME)/.cache/phasekv/SmolLM2-135M-Instruct
 # Test files run side by side, each worker's engines with one thread.
 export PYTEST_WORKERS ?= $(shell nproc)
+# Without bytecode every process compiles torch and vLLM anew, which takes longer than most tests.
+unexport PYTHONDONTWRITEBYTECODE
 # Nothing here needs a model hub, and nothing is reported to anybody.
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1

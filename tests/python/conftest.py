@@ -1,5 +1,6 @@
 """What several test files share: the repository, an installed C++ prefix, the demo model."""
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -31,6 +32,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in ("slow", "engine")
     )
     items.sort(key=lambda item: (-slow[item.path], -engines[item.path], item.path))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: collections, of which vLLM asks for many, pass over it."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Modules look for what they have leaked when the interpreter ends."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,6 +9,7 @@ as `phasekv serve` and the documentation's, are interpreters of their own with e
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from multiprocessing import forkserver, reduction, resource_tracker
@@ -49,6 +50,8 @@ class ForkedProcess(ForkServerProcess):
     def run(self) -> None:
         import torch
 
+        # Collections, of which vLLM asks for several, need not look through what was imported.
+        gc.freeze()
         for descriptor, output in enumerate(self._outputs, start=1):
             received = output.detach()
             os.dup2(received, descriptor)
