@@ -115,6 +115,7 @@ void RowsBuffer::set_bits(int64_t token, int64_t head, int64_t dim, uint32_t bit
 
 oracle::Row RowsBuffer::row(int64_t token, int64_t head) const {
   oracle::Row row;
+  row.reserve(static_cast<size_t>(view_.head_size));
   for (int64_t d = 0; d < view_.head_size; ++d) {
     row.push_back(oracle::decode(bits(token, head, d), view_.dtype));
   }
@@ -166,7 +167,7 @@ bool RowsBuffer::gaps_are_poisoned() const {
 
 CacheBuffer::CacheBuffer(const std::string& layout, DataType dtype, int64_t num_blocks,
                          int64_t heads, int64_t block_size, int64_t head_size)
-    : layout_(layout) {
+    : layout_(oracle::layout_named(layout)) {
   const int64_t per_head = 2 * block_size * head_size;
   memory_ = poisoned_memory(dtype, num_blocks * heads * per_head);
   kv_ = layout == "rows"
@@ -202,6 +203,7 @@ void CacheBuffer::set_bits(oracle::Half half, int64_t slot, int64_t head, int64_
 
 oracle::Row CacheBuffer::row(oracle::Half half, int64_t slot, int64_t head) const {
   oracle::Row row;
+  row.reserve(static_cast<size_t>(kv_.key.head_size));
   for (int64_t d = 0; d < kv_.key.head_size; ++d) {
     row.push_back(oracle::decode(bits(half, slot, head, d), kv_.key.dtype));
   }

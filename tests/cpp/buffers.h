@@ -61,7 +61,7 @@ class CacheBuffer {
  private:
   int64_t index(oracle::Half half, int64_t slot, int64_t head, int64_t dim) const;
 
-  std::string layout_;
+  oracle::Layout layout_;
   std::vector<char> memory_;
   PagedKV kv_;
 };

@@ -35,7 +35,9 @@ CachedRequest::CachedRequest(const std::string& layout, DataType dtype, int64_t 
     rows.fill_random(2 * seed + (half == Half::key ? 0 : 1));
     for (int64_t i = 0; i < tokens; ++i) {
       for (int64_t head = 0; head < heads; ++head) {
-        cache_.set_row(half, slot(i), head, rows.row(i, head));
+        for (int64_t d = 0; d < head_size; ++d) {
+          cache_.set_bits(half, slot(i), head, d, rows.bits(i, head, d));
+        }
       }
     }
   }
@@ -81,7 +83,9 @@ CachedRequest CachedRequest::in_other_blocks(uint32_t seed) const {
   for (const Half half : {Half::key, Half::value}) {
     for (int64_t i = 0; i < tokens_; ++i) {
       for (int64_t head = 0; head < heads_; ++head) {
-        other.cache_.set_row(half, other.slot(i), head, cache_.row(half, slot(i), head));
+        for (int64_t d = 0; d < view.head_size; ++d) {
+          other.cache_.set_bits(half, other.slot(i), head, d, cache_.bits(half, slot(i), head, d));
+        }
       }
     }
   }

@@ -59,6 +59,8 @@ std::vector<float> redundancy_of(const CachedRequest& request,
 void check(const CachedRequest& request, const std::vector<int32_t>& positions, double wanted) {
   const auto rows = request.rows(Half::key);
   const auto tokens = static_cast<size_t>(request.tokens());
+  const double threshold = oracle::threshold_between_cosines(rows, wanted);
+  const std::vector<float> actual = redundancy_of(request, positions, threshold);
   for (size_t head = 0; head < rows.size(); ++head) {
     std::vector<int64_t> order(tokens);
     std::iota(order.begin(), order.end(), 0);
@@ -66,9 +68,7 @@ void check(const CachedRequest& request, const std::vector<int32_t>& positions, 
       std::copy_n(positions.begin() + static_cast<std::ptrdiff_t>(head * tokens), tokens,
                   order.begin());
     }
-    const double threshold = oracle::threshold_between_cosines(rows[head], wanted);
     const oracle::Row expected = oracle::key_redundancy(rows[head], order, threshold);
-    const std::vector<float> actual = redundancy_of(request, positions, threshold);
     for (size_t j = 0; j < tokens; ++j) {
       // The mean cosine is a sum of up to unit terms over their number.
       ASSERT_NEAR(actual[head * tokens + j], expected[j], 3e-6 * expected[j])

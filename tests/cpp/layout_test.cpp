@@ -33,6 +33,7 @@ TEST(Layout, EveryElementHasItsPlace) {
         const int64_t per_head = 2 * block_size * head_size;
         const PagedKV kv = cpu_paged_kv(named.name, cache.data(), named.dtype, 1, 1, block_size,
                                         head_size, per_head, per_head);
+        const oracle::Layout layout = oracle::layout_named(named.name);
         std::set<int64_t> places;
         for (const Half half : {Half::key, Half::value}) {
           const PagedView& view = half == Half::key ? kv.key : kv.value;
@@ -41,7 +42,7 @@ TEST(Layout, EveryElementHasItsPlace) {
               const int64_t offset = offset_of(view, cache.data(), token, dim);
               places.insert(offset);
               ASSERT_EQ(offset,
-                        oracle::offset_in_head(named.name, half, block_size, head_size, token, dim))
+                        oracle::offset_in_head(layout, half, block_size, head_size, token, dim))
                   << named.name << " token " << token << " dim " << dim;
             }
           }

@@ -5,6 +5,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -52,11 +53,11 @@ class QuantizedBuffer {
   uint32_t code(int64_t token, int64_t head, int64_t channel) const {
     return oracle::code_at(view(), token, head, channel);
   }
-  double scale(int64_t token, int64_t head, int64_t channel) const {
-    return half_at(scales_, token, head, channel);
-  }
-  double zero_point(int64_t token, int64_t head, int64_t channel) const {
-    return half_at(zero_points_, token, head, channel);
+  // Of the group that an element is in.
+  oracle::GroupRange range(int64_t token, int64_t head, int64_t channel) const {
+    const int64_t index = oracle::group_index(rows_, token, head, channel);
+    return {.scale = oracle::load(scales_.data(), DataType::float16, index),
+            .zero_point = oracle::load(zero_points_.data(), DataType::float16, index)};
   }
   bool ends_are_poisoned() const {
     return codes_.back() == kPoisonWord && scales_.back() == poison_half() &&
@@ -69,28 +70,15 @@ class QuantizedBuffer {
     all.insert(all.end(), zero_points_.begin(), zero_points_.end());
     return all;
   }
-  // The bits of words that hold no code.
-  bool unused_bits_are_zero() const {
+  // In all words.
+  int64_t bits_set() const {
     int64_t set = 0;
-    for (size_t i = 0; i + 1 < codes_.size(); ++i) set += __builtin_popcount(codes_[i]);
-    for (int64_t token = 0; token < rows_.tokens; ++token) {
-      for (int64_t head = 0; head < rows_.heads; ++head) {
-        for (int64_t d = 0; d < rows_.head_size; ++d) {
-          set -= __builtin_popcount(code(token, head, d));
-        }
-      }
-    }
-    return set == 0;
+    for (size_t i = 0; i + 1 < codes_.size(); ++i) set += std::popcount(codes_[i]);
+    return set;
   }
 
  private:
   static uint16_t poison_half() { return static_cast<uint16_t>(poison(DataType::float16)); }
-
-  double half_at(const std::vector<uint16_t>& halves, int64_t token, int64_t head,
-                 int64_t channel) const {
-    const int64_t index = oracle::group_index(rows_, token, head, channel);
-    return oracle::load(halves.data(), DataType::float16, index);
-  }
 
   QuantizedRows rows_;
   std::vector<uint32_t> codes_;
@@ -124,29 +112,31 @@ oracle::Row group_at(const std::vector<oracle::Row>& head, const QuantizedRows& 
 // Every group's scale and zero point, and every code by those that are stored.
 void expect_quantized(const RowsBuffer& rows, const QuantizedBuffer& buffer) {
   const QuantizedRows quantized = buffer.view();
+  int64_t bits_set = 0;
   for (int64_t head = 0; head < quantized.heads; ++head) {
     const std::vector<oracle::Row> all = rows_of_head(rows, head);
     double worst = 0.0;
     for (int64_t token = 0; token < quantized.tokens; ++token) {
       const oracle::Row& row = all[static_cast<size_t>(token)];
       for (int64_t d = 0; d < quantized.head_size; ++d) {
-        const double scale = buffer.scale(token, head, d);
-        const double zero_point = buffer.zero_point(token, head, d);
+        const auto [scale, zero_point] = buffer.range(token, head, d);
         const int64_t along = quantized.axis == GroupAxis::tokens ? token : d;
         if (along % quantized.group_size == 0) {
           const oracle::Row group = group_at(all, quantized, token, d);
-          const oracle::GroupRange range = oracle::range_of(group, quantized.bits);
-          ASSERT_TRUE(is_near({zero_point}, {range.zero_point}, 0.0, DataType::float16));
-          ASSERT_TRUE(is_near({scale}, {range.scale}, largest(group), DataType::float16));
+          const oracle::GroupRange expected = oracle::range_of(group, quantized.bits);
+          ASSERT_TRUE(is_near({zero_point}, {expected.zero_point}, 0.0, DataType::float16));
+          ASSERT_TRUE(is_near({scale}, {expected.scale}, largest(group), DataType::float16));
         }
         const double quotient =
             oracle::quotient_of(row[static_cast<size_t>(d)], scale, zero_point, quantized.bits);
-        worst = std::max(worst, std::fabs(buffer.code(token, head, d) - quotient));
+        const uint32_t code = buffer.code(token, head, d);
+        worst = std::max(worst, std::fabs(code - quotient));
+        bits_set += std::popcount(code);
       }
     }
     ASSERT_LE(worst, 0.5 + 4e-6);
   }
-  EXPECT_TRUE(buffer.unused_bits_are_zero());
+  EXPECT_EQ(buffer.bits_set(), bits_set);  // none that is of no code
   EXPECT_TRUE(buffer.ends_are_poisoned());
 }
 
@@ -158,8 +148,8 @@ void expect_dequantized(const QuantizedBuffer& buffer, int64_t first_token,
       oracle::Row expected;
       for (int64_t d = 0; d < view.head_size; ++d) {
         const int64_t from = first_token + token;
-        expected.push_back(buffer.code(from, head, d) * buffer.scale(from, head, d) +
-                           buffer.zero_point(from, head, d));
+        const auto [scale, zero_point] = buffer.range(from, head, d);
+        expected.push_back(buffer.code(from, head, d) * scale + zero_point);
       }
       ASSERT_TRUE(is_near(rows.row(token, head), expected, largest(expected), view.dtype));
     }

@@ -1,6 +1,7 @@
 // Elements of each type as numbers, by the definition of the formats.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -8,8 +9,13 @@
 
 namespace phasekv::oracle {
 
+// What each of the 65,536 elements of a 16-bit type stands for.
+const double* numbers_of_halves(DataType dtype);
+
 // The number an element's bits stand for, and the bits of the nearest one (ties to even).
-double decode(uint32_t bits, DataType dtype);
+inline double decode(uint32_t bits, DataType dtype) {
+  return dtype == DataType::float32 ? std::bit_cast<float>(bits) : numbers_of_halves(dtype)[bits];
+}
 uint32_t encode(double x, DataType dtype);
 
 inline uint32_t load_bits(const void* data, DataType dtype, int64_t index) {

@@ -77,18 +77,22 @@ Row key_redundancy(const std::vector<Row>& keys, const std::vector<int64_t>& pos
   return result;
 }
 
-double threshold_between_cosines(const std::vector<Row>& keys, double wanted) {
+double threshold_between_cosines(const std::vector<std::vector<Row>>& heads, double wanted) {
   constexpr double kMargin = 2e-6;
-  const std::vector<Row> cosines = cosines_of(keys);
-  for (double threshold = wanted;; threshold += kMargin) {
-    bool is_near = false;
-    for (size_t i = 0; i < keys.size() && !is_near; ++i) {
-      for (size_t j = 0; j < i && !is_near; ++j) {
-        is_near = std::fabs(cosines[i][j] - threshold) < kMargin;
-      }
+  Row all;
+  for (const std::vector<Row>& keys : heads) {
+    const std::vector<Row> cosines = cosines_of(keys);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      all.insert(all.end(), cosines[i].begin(),
+                 cosines[i].begin() + static_cast<std::ptrdiff_t>(i));
     }
-    if (!is_near) return threshold;
   }
+  std::sort(all.begin(), all.end());
+  double threshold = wanted;
+  for (const double cosine : all) {
+    if (std::fabs(cosine - threshold) < kMargin) threshold = cosine + kMargin;
+  }
+  return threshold;
 }
 
 double triattention_score(const HeadStatistics& head, const Row& key,

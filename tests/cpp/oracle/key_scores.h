@@ -16,8 +16,8 @@ Row key_redundancy(const std::vector<Row>& keys, const std::vector<int64_t>& pos
 // unit length.
 Row keydiff_score(const std::vector<Row>& keys);
 
-// The threshold nearest to `wanted` that no two keys' cosine comes near.
-double threshold_between_cosines(const std::vector<Row>& keys, double wanted);
+// The least threshold from `wanted` on that the cosine of no two keys of a head comes near.
+double threshold_between_cosines(const std::vector<std::vector<Row>>& heads, double wanted);
 
 // What a query head was calibrated to: pairs as (real, imaginary), and mean norms.
 struct HeadStatistics {

@@ -12,11 +12,12 @@ namespace phasekv::oracle {
 // The largest code.
 int64_t most_code(int bits);
 
-// Scale and zero point of a group, before they are rounded to float16.
 struct GroupRange {
   double scale = 0.0;
   double zero_point = 0.0;
 };
+
+// Scale and zero point of a group, not yet rounded to float16.
 GroupRange range_of(const Row& group, int bits);
 
 // (x - zero_point) / scale within the codes, not yet rounded; 0 for a scale of 0.
