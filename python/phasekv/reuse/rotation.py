@@ -83,9 +83,14 @@ def rope_of(parameters: dict[str, Any], device: torch.device | None = None) -> _
     """The rotation that the ops take, from ``rotation_parameters``; for keys on ``device``."""
     frequencies = _core.rope_frequencies(_core.RopeConfig(**parameters))
     rope = _core.Rope(frequencies, parameters["rotary_dim"], parameters["pairing"])
+    return rope_on(rope, device)
+
+
+def rope_on(rope: _core.Rope, device: torch.device | None) -> _core.Rope:
+    """A rotation of keys on the CPU as one of keys on ``device``."""
     if device is None or device.type == "cpu":
         return rope
-    return rope.on(torch.tensor(frequencies, dtype=torch.float64, device=device))
+    return rope.on(torch.tensor(rope.frequencies, dtype=torch.float64, device=device))
 
 
 def check_rotation(

@@ -25,6 +25,7 @@ from phasekv.reuse.cached_rows import CachedRows, CachedSegment
 from phasekv.reuse.choice import MethodChoice, parse_choice
 from phasekv.reuse.function_method import FunctionMethod
 from phasekv.reuse.report import RequestReport
+from phasekv.reuse.rotation import rope_on
 from phasekv.reuse.step import Batch, ReuseStep
 from phasekv.reuse.stream import wait_for
 from phasekv.transformers.models import ModelShape, check_same_device, device_of, shape_of
@@ -113,12 +114,13 @@ class ChunkMemory:
         check_family(model)
         self._model = model
         self._tokenizer = tokenizer
-        self._rope = rope_of_model(model, self._shape, self._shape.device)
+        rope = rope_of_model(model, self._shape)
+        self._rope = rope_on(rope, self._shape.device)
         self.identity = identity_of(model, self._shape).quantized(quantization)
         disk = None if directory is None else DiskTier(str(directory), self.identity, rank=0)
         quantizer = None
         if quantization is not None:  # of chunks, which are on the CPU
-            quantizer = ChunkQuantizer(quantization, rope_of_model(model, self._shape))
+            quantizer = ChunkQuantizer(quantization, rope)
         self.store = ChunkStore(store_bytes, disk, quantizer=quantizer)
 
     @property

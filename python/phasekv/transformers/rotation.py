@@ -8,13 +8,13 @@ import torch
 
 from phasekv import _core
 from phasekv.errors import UnsupportedError
-from phasekv.reuse.rotation import check_rotation, rope_of, rotation_parameters
+from phasekv.reuse.rotation import check_rotation, rope_of, rope_on, rotation_parameters
 from phasekv.transformers.models import ModelShape
 from phasekv.transformers_versions import declared_rotation
 
 
-def rope_of_model(model: Any, shape: ModelShape, device: torch.device | None = None) -> _core.Rope:
-    """The model's rotation for the core, compared with what its own module does.
+def rope_of_model(model: Any, shape: ModelShape) -> _core.Rope:
+    """The model's rotation of keys on the CPU, compared with what its own module does.
 
     Parameters
     ----------
@@ -22,8 +22,6 @@ def rope_of_model(model: Any, shape: ModelShape, device: torch.device | None = N
         Any with a rotary embedding.
     shape : ModelShape
         Of it.
-    device : torch.device or None
-        Of the keys that are to be rotated; None: the CPU.
 
     Raises
     ------
@@ -49,12 +47,13 @@ def rope_of_model(model: Any, shape: ModelShape, device: torch.device | None = N
         rotated: torch.Tensor = keys * cosines[0][:, None] + turned * sines[0][:, None]
         return rotated
 
+    rope = rope_of(parameters)
     check_rotation(
-        rope_of(parameters, shape.device),
+        rope_on(rope, shape.device),
         rotate,
         config.max_position_embeddings - 1,
         shape.head_size,
         shape.dtype,
         shape.device,
     )
-    return rope_of(parameters, device)
+    return rope
