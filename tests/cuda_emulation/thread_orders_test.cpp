@@ -116,6 +116,11 @@ class Problem {
     params.out = out_.view();
     attend_rows(params);
   }
+  // No loop over keys stands between what a block begins and ends with.
+  void attend_to_nothing() {
+    limits_.assign(limits_.size(), 0);
+    attend();
+  }
   void push() {
     push_queries({.query = rows_.view(),
                   .rows = indices_.data(),
@@ -307,6 +312,9 @@ TEST(EveryThreadOrder, Divergence) { expect_same_in_every_order(&Problem::diverg
 TEST(EveryThreadOrder, MeanResidual) { expect_same_in_every_order(&Problem::mean); }
 TEST(EveryThreadOrder, ApplyShift) { expect_same_in_every_order(&Problem::shift); }
 TEST(EveryThreadOrder, AttendRows) { expect_same_in_every_order(&Problem::attend); }
+TEST(EveryThreadOrder, AttendRowsWithoutKeys) {
+  expect_same_in_every_order(&Problem::attend_to_nothing);
+}
 TEST(EveryThreadOrder, PushQueries) { expect_same_in_every_order(&Problem::push); }
 TEST(EveryThreadOrder, Compact) { expect_same_in_every_order(&Problem::move); }
 TEST(EveryThreadOrder, ScoreKeys) { expect_same_in_every_order(&Problem::score); }
