@@ -330,7 +330,6 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 
   // Through the memory of this warp's queries, so that rows are written 16 bytes at a time.
   T* own_rows = memory.queries + warp * kVectorsPerWarp * kStride;
-  __syncwarp();
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float share = tile.sum[r] == 0.0F ? 0.0F : 1.0F / tile.sum[r];

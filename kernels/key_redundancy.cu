@@ -137,7 +137,6 @@ __global__ void __launch_bounds__(kStrip)
     if (base + thread < memory.chunks) {
       memory.last_until[chunks + base + thread] = shared.last[thread];
     }
-    __syncthreads();  // before the next strip
   }
   if (thread == 0) memory.first[kv_head] = first;
 }

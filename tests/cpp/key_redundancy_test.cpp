@@ -102,6 +102,67 @@ TEST_P(KeyRedundancy, ManyKeys) {
   }
 }
 
+// Keys of two directions, the one of `lone` and that of all others, which have `cosine` with it and
+// are alike to each other only.
+oracle::Row redundancy_of_two_directions(const std::vector<int32_t>& positions, size_t lone,
+                                         double cosine) {
+  const size_t tokens = positions.size();
+  const auto count = static_cast<double>(tokens);
+  std::vector<size_t> others(tokens);
+  std::iota(others.begin(), others.end(), 0);
+  others.erase(others.begin() + static_cast<std::ptrdiff_t>(lone));
+  std::partial_sort(others.begin(), others.begin() + 2, others.end(),
+                    [&](size_t a, size_t b) { return positions[a] > positions[b]; });
+  const auto first =
+      static_cast<size_t>(std::min_element(positions.begin(), positions.end()) - positions.begin());
+  oracle::Row cosines(tokens, count - 2 + cosine);  // with all other keys
+  cosines[lone] = (count - 1) * cosine;
+  cosines[others[0]] -= count - 2;  // what the others leave out
+  cosines[others[1]] -= 1;          // what the one of the largest position leaves out
+  cosines[first] -= cosine;         // what the lone one does
+  double sum = 0.0;
+  for (double& x : cosines) sum += x = std::exp(x / count);
+  for (double& x : cosines) x /= sum;
+  return cosines;
+}
+
+// More keys than are merged at a time: the least and the largest position among those of the first
+// time and of the last.
+TEST_P(KeyRedundancy, ThousandsOfKeys) {
+  constexpr int64_t kTokens = 8192 + 300;
+  constexpr size_t kLone = 300;
+  constexpr double kCosine = 0.3;
+  constexpr size_t kLeast[] = {10, 8210};
+  constexpr size_t kLargest[] = {8180, 8220};
+  CachedRequest request("rows", DataType::float32, kTokens, 2, 32, 64, 5, 3);
+  oracle::Row common(32, 0.0);
+  common[3] = 2.0;
+  oracle::Row lone(32, 0.0);
+  lone[3] = 5.0 * kCosine;
+  lone[7] = 5.0 * std::sqrt(1.0 - kCosine * kCosine);
+  std::vector<int32_t> positions;
+  for (size_t head = 0; head < 2; ++head) {
+    for (int64_t i = 0; i < kTokens; ++i) {
+      const bool is_lone = i == static_cast<int64_t>(kLone);
+      request.cache().set_row(Half::key, request.slot(i), static_cast<int64_t>(head),
+                              is_lone ? lone : common);
+      positions.push_back(static_cast<int32_t>(i));
+    }
+    positions[head * kTokens + kLeast[head]] = -1;
+    positions[head * kTokens + kLargest[head]] = 2 * kTokens;
+  }
+  const std::vector<float> actual = redundancy_of(request, positions, 0.5);
+  for (size_t head = 0; head < 2; ++head) {
+    const auto begin = positions.begin() + static_cast<std::ptrdiff_t>(head * kTokens);
+    const oracle::Row expected =
+        redundancy_of_two_directions({begin, begin + kTokens}, kLone, kCosine);
+    for (size_t j = 0; j < static_cast<size_t>(kTokens); ++j) {
+      ASSERT_NEAR(actual[head * kTokens + j], expected[j], 3e-6 * expected[j])
+          << "head " << head << ", key " << j;
+    }
+  }
+}
+
 // Keys that repeat in every way: all alike, opposite, zero.
 TEST_P(KeyRedundancy, EqualKeys) {
   CachedRequest request("vec", DataType::float32, 90, 1, 32, 32, 5, 3);
