@@ -25,6 +25,7 @@ constexpr Storage kStorages[] = {
     {"rows", DataType::float16, DataType::bfloat16},
 };
 constexpr int64_t kHeadSizes[] = {32, 40, 64, 80, 96, 112, 128, 192, 256};
+constexpr int64_t kWideHeadSizes[] = {300, 576, 1056};
 constexpr int64_t kBlockSizes[] = {16, 32, 64, 128};
 constexpr int64_t kHeads[] = {1, 2, 3, 8};
 constexpr double kRotaryShares[] = {1.0, 0.25, 0.5, 0.75};
@@ -36,13 +37,14 @@ T pick(const T (&list)[N], size_t index) {
 
 // The other dimensions of a case turn with three counters, each at its own pace, so that every pair
 // of values of two dimensions meets.
-Case make_case(const Storage& storage, size_t layout_index, size_t size_index, size_t count_index) {
+Case make_case(int64_t head_size, size_t layout_index, size_t size_index, size_t count_index) {
+  const Storage& storage = kStorages[layout_index];
   Case shape;
   shape.seed = static_cast<uint32_t>(layout_index * 1000 + size_index * 10 + count_index);
   shape.layout = storage.layout;
   shape.dtype = storage.dtype;
   shape.other_dtype = storage.other_dtype;
-  shape.head_size = kHeadSizes[size_index];
+  shape.head_size = head_size;
   shape.block_size = pick(kBlockSizes, layout_index + size_index + count_index);
   if (shape.layout == "amx") shape.block_size = std::max<int64_t>(shape.block_size, 32);
   shape.heads = pick(kHeads, layout_index + 2 * size_index + 3 * count_index);
@@ -61,17 +63,25 @@ Case make_case(const Storage& storage, size_t layout_index, size_t size_index, s
   return shape;
 }
 
-std::vector<Case> make_cases() {
+// Of every layout, head size and number of tokens.
+template <size_t kSizes, size_t kCounts>
+std::vector<Case> make_cases(const int64_t (&head_sizes)[kSizes], const size_t (&counts)[kCounts]) {
   std::vector<Case> cases;
   for (size_t layout = 0; layout < std::size(kStorages); ++layout) {
-    for (size_t size = 0; size < std::size(kHeadSizes); ++size) {
+    for (size_t size = 0; size < kSizes; ++size) {
       const bool is_amx = kStorages[layout].layout == std::string("amx");
-      if (is_amx && kHeadSizes[size] % 32 != 0) continue;  // layout_test sees it refused
-      for (size_t count = 0; count < 8; ++count) {
-        cases.push_back(make_case(kStorages[layout], layout, size, count));
+      if (is_amx && head_sizes[size] % 32 != 0) continue;  // layout_test sees it refused
+      for (const size_t count : counts) {
+        cases.push_back(make_case(head_sizes[size], layout, size, count));
       }
     }
   }
+  return cases;
+}
+
+std::vector<Case> make_cases_of_any_width() {
+  std::vector<Case> cases = all_cases();
+  for (const Case& shape : make_cases(kWideHeadSizes, {1, 3})) cases.push_back(shape);
   return cases;
 }
 
@@ -155,7 +165,12 @@ std::ostream& operator<<(std::ostream& stream, const Case& shape) {
 }
 
 const std::vector<Case>& all_cases() {
-  static const std::vector<Case> cases = make_cases();
+  static const std::vector<Case> cases = make_cases(kHeadSizes, {0, 1, 2, 3, 4, 5, 6, 7});
+  return cases;
+}
+
+const std::vector<Case>& cases_of_any_width() {
+  static const std::vector<Case> cases = make_cases_of_any_width();
   return cases;
 }
 

@@ -52,4 +52,7 @@ std::ostream& operator<<(std::ostream& stream, const Case& shape);
 
 const std::vector<Case>& all_cases();
 
+// These, and heads wider than any attention's, for ops that do not mind.
+const std::vector<Case>& cases_of_any_width();
+
 }  // namespace phasekv

@@ -83,7 +83,7 @@ void expect_moved(const CachedRequest& before, const CachedRequest& after,
 }
 
 TEST_P(Compact, EveryCase) {
-  for (const Case& shape : all_cases()) {
+  for (const Case& shape : cases_of_any_width()) {
     SCOPED_TRACE(shape);
     const CachedRequest before(shape);
     const int64_t kept = shape.tokens * (1 + shape.seed % 7) / 8;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -22,7 +23,7 @@ class Divergence : public ImplementationTest {};
 PHASEKV_FOR_EACH_IMPLEMENTATION(Divergence);
 
 TEST_P(Divergence, EveryCase) {
-  for (const Case& shape : all_cases()) {
+  for (const Case& shape : cases_of_any_width()) {
     SCOPED_TRACE(shape);
     RowsBuffer fresh(shape.other_dtype, shape.tokens, shape.heads, shape.head_size,
                      RowsOrder::padded);
@@ -31,9 +32,12 @@ TEST_P(Divergence, EveryCase) {
     cached.fill_random(shape.seed + 1);
     std::vector<float> out(static_cast<size_t>(shape.tokens), -1.0F);
     divergence({.fresh = fresh.view(), .cached = cached.view(), .out = out.data()});
+    // A rounding per term, in either direction.
+    const auto terms = static_cast<double>(shape.heads * shape.head_size);
+    const double tolerance = 3e-6 * std::max(1.0, std::sqrt(terms / 2048));
     for (int64_t token = 0; token < shape.tokens; ++token) {
       const double expected = oracle::squared_distance(fresh, cached, token);
-      ASSERT_NEAR(out[static_cast<size_t>(token)], expected, 3e-6 * expected);
+      ASSERT_NEAR(out[static_cast<size_t>(token)], expected, tolerance * expected);
     }
   }
 }
