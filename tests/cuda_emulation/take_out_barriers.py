@@ -10,6 +10,7 @@ Example: python tests/cuda_emulation/take_out_barriers.py build --only attend_ro
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -66,12 +67,19 @@ def who_notices(barrier: Barrier, build: Path) -> str | None:
                 capture_output=True,
                 text=True,
                 errors="replace",
+                env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"},
             )
             if run.returncode != 0:
-                return f"{program} {re.findall(r'RUN +] (.*)', run.stdout)[-1]}"
+                return f"{program} {failing_test(run.stdout)}"
     finally:
         barrier.path.write_text(text, encoding="utf-8")
     return None
+
+
+def failing_test(output: str) -> str:
+    """The first that failed, or the one in which the program was ended."""
+    failed = re.search(r"FAILED +] ([^\s,]+)", output)
+    return failed.group(1) if failed else str(re.findall(r"RUN +] (.*)", output)[-1])
 
 
 def main() -> int:
