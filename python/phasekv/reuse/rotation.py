@@ -79,16 +79,15 @@ def type_of(declared: Mapping[str, Any]) -> str:
     return str(kind)
 
 
-def rope_of(parameters: dict[str, Any], device: torch.device | None = None) -> _core.Rope:
-    """The rotation that the ops take, from ``rotation_parameters``; for keys on ``device``."""
+def rope_of(parameters: dict[str, Any]) -> _core.Rope:
+    """The rotation of keys on the CPU that the ops take, from ``rotation_parameters``."""
     frequencies = _core.rope_frequencies(_core.RopeConfig(**parameters))
-    rope = _core.Rope(frequencies, parameters["rotary_dim"], parameters["pairing"])
-    return rope_on(rope, device)
+    return _core.Rope(frequencies, parameters["rotary_dim"], parameters["pairing"])
 
 
-def rope_on(rope: _core.Rope, device: torch.device | None) -> _core.Rope:
+def rope_on(rope: _core.Rope, device: torch.device) -> _core.Rope:
     """A rotation of keys on the CPU as one of keys on ``device``."""
-    if device is None or device.type == "cpu":
+    if device.type == "cpu":
         return rope
     return rope.on(torch.tensor(rope.frequencies, dtype=torch.float64, device=device))
 

@@ -18,7 +18,7 @@ from phasekv.memory.session_files import SessionFiles
 from phasekv.memory.session_store import SessionStore
 from phasekv.memory.store import ChunkStore
 from phasekv.memory.weights import identity_of_weights, weights_fingerprint
-from phasekv.reuse.rotation import rope_of
+from phasekv.reuse.rotation import rope_of, rope_on
 from phasekv.vllm import active
 from phasekv.vllm.attention import ReuseAttention
 from phasekv.vllm.blocks import flash_attention_blocks
@@ -106,8 +106,9 @@ def build_worker(vllm_config: Any, kv_caches: dict[str, torch.Tensor]) -> ReuseW
     hooks = DecoderHooks(_runner.model)
     cache = next(iter(kv_caches.values()))
     dtype = cache.dtype
-    rope = _rope(vllm_config, hooks, cache.device)
-    check_rope(rope, hooks.rotary_module, model_config.get_head_size(), dtype)
+    rope = _rope(vllm_config, hooks)
+    cache_rope = rope_on(rope, cache.device)
+    check_rope(cache_rope, hooks.rotary_module, model_config.get_head_size(), dtype)
     layers, block_size = _layers(vllm_config, kv_caches)
     if len(layers) != len(hooks.layers):
         raise UnsupportedError(
@@ -122,11 +123,9 @@ def build_worker(vllm_config: Any, kv_caches: dict[str, torch.Tensor]) -> ReuseW
         config.chunk_store_bytes,
         _disk_tier(config, identity, rank=group.rank_in_group),
         # Chunks are kept on the CPU.
-        quantizer=None
-        if quantization is None
-        else ChunkQuantizer(quantization, _rope(vllm_config, hooks)),
+        quantizer=None if quantization is None else ChunkQuantizer(quantization, rope),
     )
-    return ReuseWorker(hooks, rope, store, layers, block_size, dtype, Ranks(group, copies))
+    return ReuseWorker(hooks, cache_rope, store, layers, block_size, dtype, Ranks(group, copies))
 
 
 def build_ledger(vllm_config: Any) -> EvictionLedger | None:
@@ -203,10 +202,10 @@ def calibration_of(vllm_config: Any) -> Calibration | None:
     return calibration
 
 
-def _rope(vllm_config: Any, hooks: DecoderHooks, device: torch.device | None = None) -> _core.Rope:
-    """The rotation of the model's keys; ``build_worker`` has compared it with the model's own."""
+def _rope(vllm_config: Any, hooks: DecoderHooks) -> _core.Rope:
+    """The rotation of keys on the CPU; ``build_worker`` compares it with the model's own."""
     text = vllm_config.model_config.hf_text_config
-    return rope_of(rope_parameters_of(text, hooks.rotary_module), device)
+    return rope_of(rope_parameters_of(text, hooks.rotary_module))
 
 
 def _layers(
