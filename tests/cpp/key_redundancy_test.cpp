@@ -56,10 +56,21 @@ std::vector<float> redundancy_of(const CachedRequest& request,
   return redundancy;
 }
 
+// One head of `actual`, [kv_heads, tokens].
+void expect_near(const std::vector<float>& actual, size_t head, const oracle::Row& expected) {
+  const size_t tokens = expected.size();
+  for (size_t j = 0; j < tokens; ++j) {
+    // The mean cosine is a sum of up to unit terms over their number.
+    ASSERT_NEAR(actual[head * tokens + j], expected[j], 3e-6 * expected[j])
+        << "head " << head << ", key " << j;
+  }
+}
+
 void check(const CachedRequest& request, const std::vector<int32_t>& positions, double wanted) {
   const auto rows = request.rows(Half::key);
   const auto tokens = static_cast<size_t>(request.tokens());
   const double threshold = oracle::threshold_between_cosines(rows, wanted);
+  SCOPED_TRACE(testing::Message() << "threshold " << threshold);
   const std::vector<float> actual = redundancy_of(request, positions, threshold);
   for (size_t head = 0; head < rows.size(); ++head) {
     std::vector<int64_t> order(tokens);
@@ -68,12 +79,8 @@ void check(const CachedRequest& request, const std::vector<int32_t>& positions, 
       std::copy_n(positions.begin() + static_cast<std::ptrdiff_t>(head * tokens), tokens,
                   order.begin());
     }
-    const oracle::Row expected = oracle::key_redundancy(rows[head], order, threshold);
-    for (size_t j = 0; j < tokens; ++j) {
-      // The mean cosine is a sum of up to unit terms over their number.
-      ASSERT_NEAR(actual[head * tokens + j], expected[j], 3e-6 * expected[j])
-          << "head " << head << ", key " << j << ", threshold " << threshold;
-    }
+    expect_near(actual, head, oracle::key_redundancy(rows[head], order, threshold));
+    if (testing::Test::HasFatalFailure()) return;
   }
 }
 
@@ -154,12 +161,8 @@ TEST_P(KeyRedundancy, ThousandsOfKeys) {
   const std::vector<float> actual = redundancy_of(request, positions, 0.5);
   for (size_t head = 0; head < 2; ++head) {
     const auto begin = positions.begin() + static_cast<std::ptrdiff_t>(head * kTokens);
-    const oracle::Row expected =
-        redundancy_of_two_directions({begin, begin + kTokens}, kLone, kCosine);
-    for (size_t j = 0; j < static_cast<size_t>(kTokens); ++j) {
-      ASSERT_NEAR(actual[head * kTokens + j], expected[j], 3e-6 * expected[j])
-          << "head " << head << ", key " << j;
-    }
+    expect_near(actual, head,
+                redundancy_of_two_directions({begin, begin + kTokens}, kLone, kCosine));
   }
 }
 

@@ -1,6 +1,5 @@
 """What several test files share: the repository, an installed C++ prefix, the demo model."""
 
-import gc
 import os
 import sys
 from collections import Counter
@@ -11,6 +10,7 @@ import pytest
 
 from commands import REPOSITORY, run_checked
 from fork_server import use_fork_server
+from frozen_imports import pytest_collection_finish, pytest_sessionfinish  # noqa: F401
 from phasekv.model_conversion import default_model_directory, is_converted
 
 # Engine processes inherit these: no test asks a model hub or reports usage.
@@ -32,16 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in ("slow", "engine")
     )
     items.sort(key=lambda item: (-slow[item.path], -engines[item.path], item.path))
-
-
-def pytest_collection_finish() -> None:
-    """What was imported stays: collections, of which vLLM asks for many, pass over it."""
-    gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    """Modules look for what they have leaked when the interpreter ends."""
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

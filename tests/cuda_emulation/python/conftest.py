@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import sys
 
 import pytest
+
+from frozen_imports import pytest_collection_finish, pytest_sessionfinish  # noqa: F401
 
 _MODULE = "phasekv._core"
 
@@ -22,13 +23,3 @@ def pytest_configure() -> None:
     assert spec.loader is not None
     sys.modules[_MODULE] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-
-
-def pytest_collection_finish() -> None:
-    """What was imported stays: collections, of which vLLM asks for many, pass over it."""
-    gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    """Modules look for what they have leaked when the interpreter ends."""
-    gc.unfreeze()
